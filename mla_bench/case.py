@@ -1,0 +1,91 @@
+"""One point of a sweep, and the graph that is built for it.
+
+Only the standard library is imported here: both sides of a worker's pipe share this module.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mla_bench.models import Model
+from mla_bench.units import format_size
+
+WORKLOADS = ("indexer", "indexer-loss", "mla")
+MODES = ("forward", "train")
+ATTENTIONS = ("dot-product", "chunked")
+STAGES = ("sparse", "dense")
+DTYPES = ("bfloat16", "float32")
+BUILT_IN = "built-in"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a sweep.
+
+    Attributes:
+      model: attention dimensions.
+      workload: one of `WORKLOADS`.
+      mode: `forward`, or `train` (value and gradients).
+      seq_len: positions of a sequence; queries and keys are the same.
+      batch: sequences at once.
+      head_chunk: heads per step of the scan over heads; 0 is native, all at once.
+      attention: how `mla` computes the main attention: `dot-product` keeps its scores native,
+        `chunked` lets the head chunks drive it too.
+      stage: of the indexer's training: `sparse` (top-k mask) or `dense` (warm-up, causal mask alone).
+      dtype: of parameters and activations.
+      target: canonical name of what is compiled for.
+      xla_options: compile options, (key, value) in the order given.
+      impl: who builds the graph: `built-in`, or `module:function` or `file.py:function`.
+    """
+
+    model: Model
+    workload: str
+    mode: str
+    seq_len: int
+    batch: int = 1
+    head_chunk: int = 0
+    attention: str = "dot-product"
+    stage: str = "sparse"
+    dtype: str = "bfloat16"
+    target: str = "v5p"
+    xla_options: tuple[tuple[str, str], ...] = ()
+    impl: str = BUILT_IN
+
+    @property
+    def scanned_heads(self) -> tuple[int, ...]:
+        """Head counts that the workload's scans run over; a head chunk divides each of them."""
+        indexer = (self.model.indexer.heads,) if self.model.indexer else ()
+        return indexer if self.workload == "indexer" else (*indexer, self.model.heads)
+
+    @property
+    def case_id(self) -> str:
+        """Readable name, unique in a sweep; lists only what differs from the defaults."""
+        parts = [self.model.name, self.workload, self.mode, format_size(self.seq_len), self.target]
+        parts += [f"chunk={self.head_chunk}"] if self.head_chunk else []
+        parts += [f"batch={self.batch}"] if self.batch != 1 else []
+        parts += [f"attention={self.attention}"] if self.attention != "dot-product" else []
+        parts += [f"stage={self.stage}"] if self.stage != "sparse" else []
+        parts += [f"dtype={self.dtype}"] if self.dtype != "bfloat16" else []
+        parts += [f"{key}={value}" for key, value in self.xla_options]
+        parts += [f"impl={self.impl}"] if self.impl != BUILT_IN else []
+        return "/".join(parts)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What an implementation returns for a case: a function and its abstract arguments.
+
+    Attributes:
+      function: jax-traceable; its result is a mapping from output name to a pytree of arrays, so that
+        records and comparisons can name the outputs.
+      arguments: pytrees of `jax.ShapeDtypeStruct`, one for each positional argument of `function`.
+        Nothing is ever allocated for them.
+      chunk_applies: False where the case's head chunk changes nothing in this graph; such a case is
+        never presented as a saving.
+      note: what a reader of the record must know, such as a part that was left out.
+    """
+
+    function: Callable[..., Mapping[str, Any]]
+    arguments: tuple[Any, ...]
+    chunk_applies: bool = True
+    note: str = ""

@@ -1,0 +1,259 @@
+"""The command line: parses, calls and renders. Heavy packages are imported inside the commands."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mla_bench.errors import MlaBenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from mla_bench.case import Case
+    from mla_bench.runs import Run
+    from mla_bench.scenario import Scenario
+
+app = typer.Typer(
+    help="What a change to MLA attention or its sparse indexer costs in HBM, on any TPU, owned or not.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Begin with: mla-bench sweep --workload indexer-loss --mode train --seq 8k --chunk 0,8",
+)
+
+_ScenarioFile = Annotated[
+    Path | None, typer.Argument(metavar="[SCENARIO.toml]", help="Sweep in a file; flags override it.", show_default=False)
+]
+
+
+def _flag(help_text: str, *names: str, metavar: str = "LIST") -> typer.models.OptionInfo:
+    return typer.Option(*names, help=help_text, metavar=metavar, show_default=False)
+
+
+_Model = Annotated[str | None, _flag("Model names (see [b]mla-bench models[/b]) or a TOML file of your own.")]
+_Workload = Annotated[str | None, _flag("indexer, indexer-loss, mla.")]
+_Mode = Annotated[str | None, _flag("forward, train (value and gradients).")]
+_Seq = Annotated[str | None, _flag("Sequence lengths: 8k,32k,131072; k and m are 1024 and 1024².")]
+_Batch = Annotated[str | None, _flag("Batch sizes.")]
+_Chunk = Annotated[str | None, _flag("Head chunks; 0 is native, all heads at once.")]
+_Attention = Annotated[
+    str | None, _flag("Main attention of mla: dot-product (native), chunked (by the same head chunks).")
+]
+_Stage = Annotated[str | None, _flag("Of the indexer's training: sparse (top-k mask), dense (warm-up).")]
+_Dtype = Annotated[str | None, _flag("bfloat16, float32.")]
+_Target = Annotated[str | None, _flag("Chips or slices, see [b]mla-bench targets[/b]; local is this machine.")]
+_XlaOption = Annotated[
+    list[str] | None,
+    _flag("Compile option, repeatable; the same key again sweeps it.", "--xla-option", metavar="KEY=VALUE"),
+]
+_Impl = Annotated[
+    str | None, _flag("Your own graph: package.module:function or file.py:function.", metavar="IMPL")
+]
+_Out = Annotated[
+    Path | None, _flag("Folder of the run; default results/<time>-<name>.", "--out", metavar="FOLDER")
+]
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "mla-bench sweep --workload indexer-loss --mode train --seq 8k --chunk 0,8,16 --target v5p,v6e\n\n"
+    "mla-bench sweep scenarios/pr4564.toml --seq 32k --target v5e --out results/v5e\n\n"
+    "mla-bench sweep --impl my_indexer.py:build --seq 8k --chunk 0,8"
+)
+def sweep(
+    scenario: _ScenarioFile = None,
+    model: _Model = None,
+    workload: _Workload = None,
+    mode: _Mode = None,
+    seq: _Seq = None,
+    batch: _Batch = None,
+    chunk: _Chunk = None,
+    attention: _Attention = None,
+    stage: _Stage = None,
+    dtype: _Dtype = None,
+    target: _Target = None,
+    xla_option: _XlaOption = None,
+    impl: _Impl = None,
+    out: _Out = None,
+) -> None:
+    """Compile every case of a sweep for its target and compare chunked with native HBM."""
+    from mla_bench.runs import Run, default_path
+    from mla_bench.scenario import expand
+
+    chosen = _scenario(scenario).override(
+        model=model,
+        workload=workload,
+        mode=mode,
+        seq=seq,
+        batch=batch,
+        chunk=chunk,
+        attention=attention,
+        stage=stage,
+        dtype=dtype,
+        target=target,
+        xla_options=xla_option,
+        impl=impl,
+    )
+    cases = expand(chosen)
+    run = Run.create(out or default_path(scenario.stem if scenario else "sweep"), sys.argv)
+    console = _console()
+    _echo_plan(console, cases)
+    interrupted = _run_cases(console, run, cases)
+    raise typer.Exit(_render(console, run, interrupted))
+
+
+def _scenario(path: Path | None) -> "Scenario":
+    from mla_bench.scenario import Scenario, load_scenario
+
+    return load_scenario(path) if path else Scenario()
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console()
+
+
+def _echo_plan(console: "Console", cases: "Sequence[Case]") -> None:
+    """What was understood, whole numbers included, before anything slow begins."""
+    from mla_bench.units import format_size
+
+    def listed(values: list) -> str:
+        return ", ".join(dict.fromkeys(values))
+
+    lengths = listed([f"{case.seq_len} ({format_size(case.seq_len)})" for case in cases])
+    console.print(
+        f"{len(cases)} cases of {listed([case.model.name for case in cases])}"
+        f" for {listed([case.target for case in cases])}: sequence length {lengths};"
+        f" head chunk {listed([str(case.head_chunk) for case in cases])}",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _run_cases(console: "Console", run: "Run", cases: "Sequence[Case]") -> bool:
+    """Runs and records `cases`; True when an interrupt from the keyboard ended that early."""
+    from mla_bench.engine.sweep import run_cases
+    from mla_bench.progress import progress
+
+    try:
+        with progress(console, [case.case_id for case in cases]) as report:
+            for record in run_cases(cases, run.profile_path):
+                run.append(record)
+                report(record)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _render(console: "Console", run: "Run", interrupted: bool) -> int:
+    """Writes summary and plots, prints table and closing words; the exit code."""
+    from mla_bench.report import closing, summary_markdown, terminal_tables, to_frame, write_csv, write_plots
+
+    records = run.records()
+    if not records:
+        console.print("Interrupted before the first case ended.")
+        return 130
+    frame = to_frame(records)
+    write_csv(frame, run.path / "summary.csv")
+    (run.path / "summary.md").write_text(summary_markdown(frame))
+    plots = write_plots(frame, run.path / "plots")
+    console.print()
+    console.print(terminal_tables(frame))
+    for sentence in closing(frame):
+        console.print(sentence, highlight=False, markup=False)
+    written = "summary.md, summary.csv" + (f" and {len(plots)} plots" if plots else "")
+    console.print(f"\nWritten to {run.path}: {written}.", highlight=False, markup=False, soft_wrap=True)
+    if interrupted:
+        console.print("Interrupted: the cases above are all that ended.")
+        return 130
+    return 1 if {"error", "crashed", "timeout"} & {record["status"] for record in records} else 0
+
+
+@app.command(
+    epilog="Examples:\n\nmla-bench parity --chunk 0,8,16\n\n"
+    "mla-bench parity --dtype bfloat16 --workload indexer --impl my_indexer.py:build"
+)
+def parity(
+    model: _Model = None,
+    workload: _Workload = None,
+    mode: _Mode = None,
+    seq: _Seq = None,
+    batch: _Batch = None,
+    chunk: _Chunk = None,
+    attention: _Attention = None,
+    stage: _Stage = None,
+    dtype: _Dtype = None,
+    impl: _Impl = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest relative error that passes.", show_default="1e-5 in float32")
+    ] = None,
+) -> None:
+    """Run every variant on the CPU, with the model's heads and tiny features, against a float64 reference."""
+    from mla_bench.engine.parity import check_parity
+    from mla_bench.report.parity import parity_table, verdict
+    from mla_bench.scenario import PARITY, expand
+
+    chosen = PARITY.override(
+        model=model,
+        workload=workload,
+        mode=mode,
+        seq=seq,
+        batch=batch,
+        chunk=chunk,
+        attention=attention,
+        stage=stage,
+        dtype=dtype,
+        impl=impl,
+    )
+    rows = list(check_parity(expand(chosen), tolerance))
+    console = _console()
+    console.print(parity_table(rows))
+    for sentence in verdict(rows):
+        console.print(sentence, highlight=False, markup=False)
+    raise typer.Exit(0 if all(row.passed for row in rows) else 1)
+
+
+@app.command()
+def targets(
+    names: Annotated[list[str] | None, typer.Argument(help="Names to resolve, such as v5p-128.")] = None,
+) -> None:
+    """List what can be compiled for, with HBM limits, and what a name resolves to."""
+    from mla_bench.report.lists import target_table
+    from mla_bench.targets import describe
+
+    _console().print(target_table(describe(names) if names else describe()))
+
+
+@app.command()
+def models() -> None:
+    """List the models and where their dimensions come from."""
+    from mla_bench.models import MODELS
+    from mla_bench.report.lists import model_table
+
+    _console().print(model_table(MODELS.values()))
+
+
+@app.command()
+def doctor() -> None:
+    """Say which versions are here, what is missing, and how to get it."""
+    from mla_bench.doctor import examine
+    from mla_bench.report.lists import doctor_table
+
+    findings = examine()
+    _console().print(doctor_table(findings))
+    raise typer.Exit(0 if all(finding.ok for finding in findings if finding.required) else 1)
+
+
+def main() -> None:
+    """Entry point: bad input is one line and exit code 2."""
+    try:
+        app()
+    except MlaBenchError as error:
+        print(f"mla-bench: {error}", file=sys.stderr)  # noqa: T201 - before any console exists
+        sys.exit(2)

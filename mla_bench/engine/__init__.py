@@ -1,0 +1,1 @@
+"""Drives cases to records in worker processes; the parent imports no jax."""

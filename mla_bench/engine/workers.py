@@ -1,0 +1,72 @@
+"""A worker process that outlives its items, and is replaced when one of them kills it."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_STDERR_LINES = 5
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a worker died over an item: the signal or exit code, and the last lines it wrote."""
+
+    words: str
+
+
+def run_each(
+    function: Callable[[Item], Result], items: Iterable[Item], variables: Mapping[str, str]
+) -> Iterator[Result | Death]:
+    """`function` of each item, in order, in a worker process with `variables` in its environment.
+
+    Raises:
+      Exception: whatever `function` raises.
+    """
+    from pebble import ProcessExpired, ProcessPool
+
+    with tempfile.TemporaryDirectory(prefix="mla-bench-") as folder:
+        stderr = Path(folder, "stderr")
+        pool = ProcessPool(
+            max_workers=1,
+            # A forked child would inherit the parent's threads, and jax warns of that.
+            context=multiprocessing.get_context("spawn"),
+            initializer=_prepare,
+            initargs=(dict(variables), stderr),
+        )
+        try:
+            for item in items:
+                try:
+                    yield pool.schedule(function, args=[item]).result()
+                except ProcessExpired as death:
+                    yield Death(_last_words(death.exitcode, stderr))
+        finally:
+            pool.stop()
+            pool.join()
+
+
+def _prepare(variables: Mapping[str, str], stderr: Path) -> None:
+    """In a new worker, before jax is imported: the environment, and both outputs into a file.
+
+    So nothing a compiler prints reaches the terminal, and a crash's last lines can be told. An
+    interrupt from the keyboard is the parent's to handle.
+    """
+    os.environ.update(variables)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stderr.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _last_words(exitcode: int, stderr: Path) -> str:
+    how = signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
+    lines = stderr.read_text(errors="replace").splitlines() if stderr.exists() else []
+    last = [line.strip() for line in lines if line.strip()][-_STDERR_LINES:]
+    return " | ".join([f"worker died of {how}", *last])

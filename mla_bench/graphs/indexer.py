@@ -1,0 +1,92 @@
+"""The sparse indexer of DeepSeek-V3.2: scores of every key for every query, and the top-k selection.
+
+Source: DeepSeek-V3.2 report, section 2.1 (index score, token selection), and its inference code for
+what the formula leaves open (which features are rotated, how the head weights are scaled).
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from mla_bench.graphs.chunking import heads_first, sum_over_heads
+from mla_bench.graphs.rope import rotate
+from mla_bench.models import Model
+
+# Fixed in the published layer, apart from the RMSNorms' epsilon.
+LAYER_NORM_EPS = 1e-6
+
+
+class Indexer(nnx.Module):
+    """Index scores from the hidden state and the latent query.
+
+    Both inputs are detached: as in training, the indexer learns from its own loss alone.
+    """
+
+    def __init__(self, model: Model, dtype: jnp.dtype, head_chunk: int, *, rngs: nnx.Rngs):
+        self.model, self.dims, self.head_chunk = model, model.indexer, head_chunk
+        linear = {"use_bias": False, "dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+        self.wq_b = nnx.Linear(model.q_lora, self.dims.heads * self.dims.dim, **linear)
+        self.wk = nnx.Linear(model.hidden, self.dims.dim, **linear)
+        self.k_norm = nnx.LayerNorm(
+            self.dims.dim,
+            epsilon=LAYER_NORM_EPS,
+            dtype=dtype,
+            param_dtype=dtype,
+            use_fast_variance=False,
+            rngs=rngs,
+        )
+        self.weights_proj = nnx.Linear(
+            model.hidden, self.dims.heads, **linear, preferred_element_type=jnp.float32
+        )
+
+    def __call__(
+        self, x: Float[Array, "batch rows hidden"], q_latent: Float[Array, "batch rows q_lora"]
+    ) -> Float[Array, "batch rows keys"]:
+        """Scores in float32, score[t, s] = Σ_h w[t, h] · ReLU(q[t, h] · k[s]), without a mask."""
+        x, q_latent = jax.lax.stop_gradient((x, q_latent))
+        batch, rows, _ = x.shape
+        q = self._rotate(self.wq_b(q_latent).reshape(batch, rows, self.dims.heads, self.dims.dim))
+        k = self._rotate(self.k_norm(self.wk(x))[:, :, None])[:, :, 0]
+        # W_proj · x in float32, scaled by heads^-½ · dim^-½.
+        w = self.weights_proj(x) * (self.dims.heads * self.dims.dim) ** -0.5
+
+        def scores(heads: tuple[Array, Array]) -> Float[Array, "batch rows keys"]:
+            q, w = heads
+            logits = jnp.einsum("hbtd,bsd->hbts", q, k, preferred_element_type=jnp.float32)
+            return jnp.sum(jax.nn.relu(logits) * w[..., None], axis=0)
+
+        return sum_over_heads(scores, (heads_first(q), heads_first(w)), self.head_chunk)
+
+    def _rotate(self, x: Float[Array, "batch rows heads dim"]) -> Float[Array, "batch rows heads dim"]:
+        """Rotates the first features of each head."""
+        rope, rest = jnp.split(x, [self.model.qk_rope_dim], axis=-1)
+        return jnp.concatenate(
+            [rotate(rope, self.model, interleaved=self.dims.rope_interleaved), rest], axis=-1
+        )
+
+
+def causal_mask(rows: int) -> Bool[Array, "rows rows"]:
+    """True where key s is visible to query t, s <= t."""
+    position = jnp.arange(rows)
+    return position[None, :] <= position[:, None]
+
+
+def select_topk(
+    score: Float[Array, "batch rows keys"], visible: Bool[Array, "rows keys"], topk: int
+) -> Bool[Array, "batch rows keys"]:
+    """Mask of exactly min(topk, visible keys) selected keys a row, ties to the lowest position.
+
+    Not differentiable, like any selection.
+    """
+    score = jax.lax.stop_gradient(score)
+    # top_k orders -0.0 below 0.0; a tie between the two must go to the lower position.
+    score = jnp.where(visible, jnp.where(score == 0, 0.0, score), -jnp.inf)
+    keys = score.shape[-1]
+    best, position = jax.lax.top_k(score, min(topk, keys))
+    # Among equals top_k takes the lowest positions first, so the last one taken closes the tie. Comparing
+    # with it needs no scatter into the mask, which is what a TPU is worst at.
+    least, last = best[..., -1:], position[..., -1:]
+    chosen = (score > least) | ((score == least) & (jnp.arange(keys) <= last))
+    # A row with fewer visible keys than topk was filled up with hidden ones.
+    return chosen & visible

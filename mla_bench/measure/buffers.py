@@ -1,0 +1,128 @@
+"""The buffer assignment of a compile, from the HloProto that the compiler writes.
+
+XProf's converter gives what was alive when; the sizes of the allocations are read from the same file,
+because the converter leaves out the thread-local ones (512 bytes each) that the device reserves too.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from mla_bench.units import MIB
+
+HBM_SPACE, ONCHIP_SPACE = 0, 1
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One allocation of a buffer assignment: bytes, memory space, and whether it is thread-local."""
+
+    size: int
+    space: int
+    thread_local: bool
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes alive at once at the worst moment in HBM and on chip, and the HBM total by XProf."""
+
+    hbm_live_peak_bytes: int
+    onchip_peak_bytes: int
+    xprof_total_bytes: int
+
+
+def keep_profile(dump: Path, module: str, profile: Path) -> Path:
+    """Moves the HloProto of `module` from a compiler's dump into a folder that XProf opens.
+
+    `profile` is `<logdir>/plugins/profile/<run>`.
+
+    Raises:
+      FileNotFoundError: the compiler wrote none.
+    """
+    found = sorted(dump.glob(f"*.{module}.*after_optimizations.hlo.pb"))
+    if not found:
+        raise FileNotFoundError(f"the compiler wrote no buffer assignment for {module}")
+    profile.mkdir(parents=True, exist_ok=True)
+    kept = profile / f"{module}.hlo_proto.pb"
+    shutil.move(found[-1], kept)
+    return kept
+
+
+def allocations(hlo_proto: Path) -> tuple[Allocation, ...]:
+    """All allocations of the buffer assignment in an HloProto."""
+    proto = _hlo_proto_class()()
+    proto.ParseFromString(hlo_proto.read_bytes())
+    return tuple(
+        Allocation(found.size, found.color, found.is_thread_local)
+        for found in proto.buffer_assignment.buffer_allocations
+    )
+
+
+def peaks(hlo_proto: Path) -> Peaks:
+    """What XProf's memory viewer says of a kept profile.
+
+    Raises:
+      ImportError: xprof is not installed.
+      ValueError: its converter cannot read the file.
+    """
+    hbm, onchip = _memory_viewer(hlo_proto, HBM_SPACE), _memory_viewer(hlo_proto, ONCHIP_SPACE)
+    return Peaks(
+        hbm_live_peak_bytes=_bytes(hbm, "peakHeapMib"),
+        onchip_peak_bytes=_bytes(onchip, "peakHeapMib"),
+        xprof_total_bytes=_bytes(hbm, "totalBufferAllocationMib"),
+    )
+
+
+def _memory_viewer(hlo_proto: Path, space: int) -> dict:
+    """JSON of XProf's memory viewer for one memory space."""
+    from xprof.convert import raw_to_tool_data
+
+    module = hlo_proto.name.removesuffix(".hlo_proto.pb")
+    options = {"host": module, "module_name": module, "memory_space": str(space)}
+    # The converter knows a folder by its last slash and answers None without it.
+    data, _ = raw_to_tool_data.xspace_to_tool_data([f"{hlo_proto.parent}/"], "memory_viewer", options)
+    try:
+        return json.loads(data)
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"xprof gives no memory view of {module}") from error
+
+
+def _bytes(view: dict, field: str) -> int:
+    # proto3 JSON leaves a zero out.
+    return round(view.get(field, 0.0) * MIB)
+
+
+@cache
+def _hlo_proto_class() -> type:
+    """Message class with the few fields of xla.HloProto that are read; names and numbers are from
+    xla/service/hlo.proto, and unknown fields are skipped by protobuf itself."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="mla_bench/hlo.proto", package="mla_bench.hlo", syntax="proto3"
+    )
+    for name, fields in {
+        "Allocation": [
+            ("size", 2, field.TYPE_INT64, ""),
+            ("is_thread_local", 3, field.TYPE_BOOL, ""),
+            ("color", 8, field.TYPE_INT64, ""),
+        ],
+        "BufferAssignment": [("buffer_allocations", 3, field.TYPE_MESSAGE, "Allocation")],
+        "HloProto": [("buffer_assignment", 3, field.TYPE_MESSAGE, "BufferAssignment")],
+    }.items():
+        message = file.message_type.add(name=name)
+        for label, number, kind, target in fields:
+            repeated = label == "buffer_allocations"
+            message.field.add(
+                name=label,
+                number=number,
+                type=kind,
+                label=field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL,
+                type_name=f".mla_bench.hlo.{target}" if target else None,
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("mla_bench.hlo.HloProto"))

@@ -1,0 +1,115 @@
+"""Memory of a compiled case, as fields of its record: HBM from the buffer assignment, the compiler's
+`memory_analysis()` beside it, and host memory where the compiler is the CPU's."""
+
+from pathlib import Path
+from typing import Any
+
+from mla_bench.measure import buffers
+
+_ANALYSIS = {
+    "analysis_argument_bytes": "argument_size_in_bytes",
+    "analysis_output_bytes": "output_size_in_bytes",
+    "analysis_alias_bytes": "alias_size_in_bytes",
+    "analysis_temp_bytes": "temp_size_in_bytes",
+    "analysis_peak_bytes": "peak_memory_in_bytes",
+    "analysis_total_bytes": "total_allocation_bytes",
+}
+_SUMMED = ("analysis_argument_bytes", "analysis_output_bytes", "analysis_temp_bytes", "analysis_alias_bytes")
+
+FROM_BUFFERS = "buffer assignment"
+FROM_ANALYSIS = "memory_analysis() total_allocation_bytes"
+FROM_SUM = "memory_analysis() argument + output - alias + temp"
+
+
+def read_analysis(analysis: Any, argument_bytes: int) -> tuple[dict[str, int | None], str]:
+    """`memory_analysis()` as record fields, and why fields are empty ("" when none is).
+
+    A field that is lacking or negative is unknown, and all zeros beside `argument_bytes` of real
+    arguments is no answer; a true 0 stays 0.
+    """
+    nothing: dict[str, int | None] = dict.fromkeys(_ANALYSIS)
+    if analysis is None:
+        return nothing, "the backend gives no memory_analysis()"
+    found = {field: getattr(analysis, name, None) for field, name in _ANALYSIS.items()}
+    found = {field: size if size is not None and size >= 0 else None for field, size in found.items()}
+    if argument_bytes and not any(found.values()):
+        return nothing, "memory_analysis() is all zeros although there are arguments"
+    lacking = [_ANALYSIS[field] for field in _SUMMED if found[field] is None]
+    return found, f"memory_analysis() lacks {', '.join(lacking)}" if lacking else ""
+
+
+def usual_sum(analysis: dict[str, int | None]) -> int | None:
+    """Arguments + outputs - aliased + temporaries: the total on the CPU and on GPUs, not on TPUs."""
+    argument, output, temp, alias = (analysis[field] for field in _SUMMED)
+    if argument is None or output is None or temp is None:
+        return None
+    return argument + output + temp - (alias or 0)
+
+
+def memory_fields(
+    platform: str, analysis: dict[str, int | None], limit: int | None, hlo_proto: Path | None
+) -> tuple[dict[str, Any], str]:
+    """Record fields of a compile for a jax `platform`, and a remark ("" when there is nothing to say).
+
+    `limit` is the HBM bytes allowed on the device; `hlo_proto` the compile's HloProto, for a TPU.
+    """
+    if platform == "cpu":
+        return {"host_total_bytes": usual_sum(analysis)}, ""
+    if platform == "tpu" and hlo_proto is not None:
+        return _tpu_fields(analysis, hlo_proto, limit)
+    return _hbm_fields(analysis, usual_sum(analysis), FROM_SUM, limit), ""
+
+
+def _tpu_fields(
+    analysis: dict[str, int | None], hlo_proto: Path, limit: int | None
+) -> tuple[dict[str, Any], str]:
+    """The buffer assignment's figures, and a remark where sources disagree or one is missing."""
+    try:
+        allocations = buffers.allocations(hlo_proto)
+    except ImportError:
+        fields = _hbm_fields(analysis, analysis["analysis_total_bytes"], FROM_ANALYSIS, limit)
+        return fields, "the buffer assignment is not read: protobuf is not installed"
+    in_hbm = [found for found in allocations if found.space == buffers.HBM_SPACE]
+    total = sum(found.size for found in in_hbm)
+    fields = _hbm_fields(analysis, total, FROM_BUFFERS, limit)
+    try:
+        peaks = buffers.peaks(hlo_proto)
+    except ImportError:
+        return fields, "live peak and on-chip bytes are unknown: xprof is not installed"
+    except ValueError as error:
+        return fields, f"live peak and on-chip bytes are unknown: {error}"
+    fields |= {
+        "hbm_live_peak_bytes": peaks.hbm_live_peak_bytes,
+        "hbm_fragmentation_bytes": total - peaks.hbm_live_peak_bytes,
+        "onchip_peak_bytes": peaks.onchip_peak_bytes,
+    }
+    shared = sum(found.size for found in in_hbm if not found.thread_local)
+    return fields, _disagreements(total, shared, peaks.xprof_total_bytes, analysis["analysis_total_bytes"])
+
+
+def _hbm_fields(
+    analysis: dict[str, int | None], total: int | None, source: str, limit: int | None
+) -> dict[str, Any]:
+    """The part of a total that `memory_analysis()` knows, and the rest, called temporaries."""
+    argument, output, _, alias = (analysis[field] for field in _SUMMED)
+    known = total is not None and argument is not None and output is not None
+    return {
+        "hbm_total_bytes": total,
+        "hbm_argument_bytes": argument,
+        "hbm_output_bytes": output,
+        "hbm_alias_bytes": alias,
+        "hbm_temp_bytes": total - argument - output + (alias or 0) if known else None,
+        "hbm_limit_bytes": limit,
+        "hbm_source": source if total is not None else None,
+        "fits": total <= limit if total is not None and limit is not None else None,
+    }
+
+
+def _disagreements(total: int, shared: int, xprof_total: int, analysis_total: int | None) -> str:
+    """A remark where XProf or `total_allocation_bytes` has another total than the allocations' sum."""
+    said = []
+    if xprof_total != shared:
+        said.append(f"XProf's total is {xprof_total} bytes, the allocations' {shared}")
+    if analysis_total is not None and analysis_total != total:
+        said.append(f"total_allocation_bytes is {analysis_total}, the allocations' {total}")
+    return "; ".join(said)

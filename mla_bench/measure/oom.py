@@ -1,0 +1,65 @@
+"""The compiler's own words when a program does not fit.
+
+The needed figure is what was left when the compiler gave up, and no total: it does not even grow with
+the problem. It is kept to be shown, never to be plotted or compared.
+"""
+
+import re
+from dataclasses import dataclass
+
+from mla_bench.units import GIB
+
+_SUFFIX = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_AMOUNT = r"(\d+(?:\.\d+)?)([KMGTPE]?)i?B?"
+# Each way the TPU compilers have of saying it: what they need, then what they have.
+_FORMS = tuple(
+    re.compile(form.replace("AMOUNT", _AMOUNT), re.IGNORECASE)
+    for form in (
+        r"\(AMOUNT\) exceeds available \w+ \(AMOUNT\)",
+        r"Used AMOUNT of AMOUNT",
+        r"Requires AMOUNT, has AMOUNT",
+        r"allocation of size AMOUNT.*?limit AMOUNT",
+    )
+)
+_MARK = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory", re.IGNORECASE)
+_MEMORY = re.compile(r"(?:memory in memory space|memory (?:on|in)|available)\s+(HBM|vmem|smem|cmem)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """What the compiler said: bytes needed and allowed (None where it named none), which memory, its words."""
+
+    needed_bytes: int | None
+    allowed_bytes: int | None
+    memory: str
+    words: str
+
+
+def parse_oom(message: str) -> OutOfMemory | None:
+    """What an error message says of memory, or None where it is about something else.
+
+    Suffixes are binary, up to E: `31.24G` is 31.24 GiB.
+    """
+    if not _MARK.search(message):
+        return None
+    figures = next((match for form in _FORMS if (match := form.search(message))), None)
+    memory = _MEMORY.search(message)
+    if figures is None and memory is None:
+        return None
+    needed, allowed = (None, None) if figures is None else (_bytes(*figures.group(1, 2)), _bytes(*figures.group(3, 4)))
+    return OutOfMemory(needed, allowed, _spelled(memory), one_line(message))
+
+
+def one_line(message: str, limit: int = 400) -> str:
+    """First line of a message that says something, shortened to `limit` characters."""
+    line = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _bytes(number: str, suffix: str) -> int:
+    return round(float(number) * 1024 ** _SUFFIX[suffix.upper()])
+
+
+def _spelled(memory: re.Match | None) -> str:
+    name = memory[1].lower() if memory else "hbm"
+    return "HBM" if name == "hbm" else name

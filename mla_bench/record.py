@@ -1,0 +1,93 @@
+"""The record of a case: what was measured, or why it could not be. Standard library only."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from mla_bench.case import Case
+
+SCHEMA = 1
+STATUSES = ("ok", "oom", "error", "crashed", "timeout")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One case's result. Flat; units stand in the names; None is "unknown" or "not measured", never 0 or -1.
+
+    HBM fields are bytes on one device of the target and stay None on the CPU, whose compiler's host
+    memory has a field of its own. Fields named `analysis_*` are the compiler's `memory_analysis()`
+    as it stands; `oom_*` are the compiler's own words when it ran out of memory.
+    """
+
+    case_id: str
+    model: str
+    workload: str
+    mode: str
+    seq_len: int
+    batch: int
+    head_chunk: int
+    attention: str
+    stage: str
+    dtype: str
+    target: str
+    xla_options: str
+    impl: str
+    status: str
+    error: str | None = None
+    note: str | None = None
+    chunk_applies: bool | None = None
+    hbm_total_bytes: int | None = None
+    hbm_live_peak_bytes: int | None = None
+    hbm_fragmentation_bytes: int | None = None
+    hbm_argument_bytes: int | None = None
+    hbm_output_bytes: int | None = None
+    hbm_alias_bytes: int | None = None
+    hbm_temp_bytes: int | None = None
+    onchip_peak_bytes: int | None = None
+    hbm_limit_bytes: int | None = None
+    fits: bool | None = None
+    hbm_source: str | None = None
+    host_total_bytes: int | None = None
+    oom_needed_bytes: int | None = None
+    oom_allowed_bytes: int | None = None
+    oom_memory: str | None = None
+    output_dtypes: str | None = None
+    lower_s: float | None = None
+    compile_s: float | None = None
+    analysis_argument_bytes: int | None = None
+    analysis_output_bytes: int | None = None
+    analysis_alias_bytes: int | None = None
+    analysis_temp_bytes: int | None = None
+    analysis_peak_bytes: int | None = None
+    analysis_total_bytes: int | None = None
+    device_kind: str | None = None
+    jax: str | None = None
+    jaxlib: str | None = None
+    libtpu: str | None = None
+
+    @classmethod
+    def of(cls, case: Case, status: str, **measured: Any) -> "Record":
+        """Record of `case` with `status` and what was measured."""
+        return cls(
+            case_id=case.case_id,
+            model=case.model.name,
+            workload=case.workload,
+            mode=case.mode,
+            seq_len=case.seq_len,
+            batch=case.batch,
+            head_chunk=case.head_chunk,
+            attention=case.attention,
+            stage=case.stage,
+            dtype=case.dtype,
+            target=case.target,
+            xla_options=" ".join(f"{key}={value}" for key, value in case.xla_options),
+            impl=case.impl,
+            status=status,
+            **measured,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain mapping for a line of records.jsonl."""
+        return asdict(self)
+
+
+COLUMNS = tuple(field.name for field in fields(Record))

@@ -1,0 +1,12 @@
+"""Reporting: a DataFrame of records goes in; text, pictures or a page come out.
+
+Nothing here measures or imports jax, and pandas and matplotlib are imported by the functions that
+need them, so that the command line starts fast.
+"""
+
+from mla_bench.report.frame import to_frame, write_csv
+from mla_bench.report.plots import write_plots
+from mla_bench.report.table import summary_markdown, terminal_tables
+from mla_bench.report.words import closing
+
+__all__ = ["closing", "summary_markdown", "terminal_tables", "to_frame", "write_csv", "write_plots"]

@@ -1,0 +1,131 @@
+"""Records as a DataFrame, each case beside the native case it is compared with."""
+
+from collections import namedtuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from mla_bench.record import COLUMNS, Record
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# What two cases share that one table, plot or comparison may hold; forward and train never meet.
+GROUP = ("model", "target", "workload", "mode", "batch", "attention", "stage", "dtype", "xla_options", "impl")
+PAIR = (*GROUP, "seq_len")
+DERIVED = {"hbm_ratio": "Float64", "like_for_like": "boolean", "comparable": "boolean"}
+
+_DTYPE_OF = {int: "Int64", float: "Float64", bool: "boolean", str: "string"}
+_INT64_MAX = 2**63 - 1  # the compiler's words can round up to 8 EiB, one more than fits
+
+Row = namedtuple("Row", (*COLUMNS, *DERIVED))  # plain Python values, None where unknown
+
+
+def to_frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
+    """Records as a frame: the columns of `record.COLUMNS` in order, then three derived ones.
+
+    Bytes and counts are nullable whole numbers, empty where unknown. The derived columns compare a
+    chunked case with the native one (head chunk 0) that is otherwise the same case:
+
+    - `hbm_ratio`: native's HBM total over this one's; above 1 is a saving. Empty unless both are `ok`.
+    - `like_for_like`: whether both return the same dtypes; empty where that is unknown.
+    - `comparable`: whether the ratio says something about chunking: both have totals, are like for
+      like, and the chunk applies.
+    """
+    import pandas as pd
+
+    records = list(records)
+    natives = {_pair(record): record for record in records if record["head_chunk"] == 0}
+    table = [{**record, **_against(record, natives.get(_pair(record)))} for record in records]
+    cells = {name: [_bounded(row.get(name)) for row in table] for name in Row._fields}
+    return pd.DataFrame({name: pd.array(cells[name], dtype=kind) for name, kind in _dtypes().items()})
+
+
+def write_csv(frame: "DataFrame", path: Path) -> None:
+    """Write `frame` to `path`: bytes as whole numbers, nothing where unknown."""
+    frame.to_csv(path, index=False, lineterminator="\n")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that differ in sequence length and head chunk alone, ordered by both."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def first(self) -> Row:
+        """A case to take from what all of them share."""
+        return self.rows[0]
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the figures are host memory of the CPU compiler, which stands in for nothing."""
+        return all(row.hbm_total_bytes is None for row in self.rows) and any(
+            row.host_total_bytes is not None for row in self.rows
+        )
+
+    @property
+    def limit(self) -> int | None:
+        """HBM bytes that the compiler allows on one device."""
+        return next((row.hbm_limit_bytes for row in self.rows if row.hbm_limit_bytes), None)
+
+    @cached_property
+    def natives(self) -> dict[int, Row]:
+        """The native case of each sequence length that has one."""
+        return {row.seq_len: row for row in self.rows if row.head_chunk == 0}
+
+    def total(self, row: Row) -> int | None:
+        """The bytes that are this group's figure, HBM or host memory on the CPU; None unless `ok`."""
+        if row.status != "ok":
+            return None
+        return row.host_total_bytes if self.is_host else row.hbm_total_bytes
+
+    def at(self, seq_len: int) -> "Group":
+        """The cases of one sequence length."""
+        return Group(tuple(row for row in self.rows if row.seq_len == seq_len))
+
+
+def rows_of(frame: "DataFrame") -> list[Row]:
+    """The frame's rows in its order, as plain Python values, None where a cell is empty."""
+    import pandas as pd
+
+    columns = [[None if pd.isna(cell) else cell for cell in frame[name].tolist()] for name in Row._fields]
+    return [Row(*cells) for cells in zip(*columns, strict=True)]
+
+
+def groups(rows: Sequence[Row]) -> list[Group]:
+    """`rows` in groups that may be shown together, in order of appearance."""
+    found: dict[tuple, list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(getattr(row, name) for name in GROUP), []).append(row)
+    ordered = (sorted(group, key=lambda row: (row.seq_len, row.head_chunk)) for group in found.values())
+    return [Group(tuple(group)) for group in ordered]
+
+
+def _dtypes() -> dict[str, str]:
+    kinds = {field.name: (field.type, *get_args(field.type)) for field in fields(Record)}
+    stored = {name: next(_DTYPE_OF[kind] for kind in kinds[name] if kind in _DTYPE_OF) for name in COLUMNS}
+    return stored | DERIVED
+
+
+def _bounded(value: Any) -> Any:
+    return min(value, _INT64_MAX) if isinstance(value, int) else value
+
+
+def _pair(record: Mapping[str, Any]) -> tuple:
+    return tuple(record.get(name) for name in PAIR)
+
+
+def _against(record: Mapping[str, Any], native: Mapping[str, Any] | None) -> dict[str, Any]:
+    if native is None or record["head_chunk"] == 0:
+        return {"comparable": False}
+    before, after = (
+        side.get("hbm_total_bytes") if side["status"] == "ok" else None for side in (native, record)
+    )
+    dtypes = [side.get("output_dtypes") for side in (native, record)]
+    ratio = before / after if before and after else None
+    alike = dtypes[0] == dtypes[1] if all(dtypes) else None
+    applies = record.get("chunk_applies") is not False
+    return {"hbm_ratio": ratio, "like_for_like": alike, "comparable": bool(ratio and alike and applies)}

@@ -1,0 +1,309 @@
+"""Pictures to paste: the total over sequence length, and what the total consists of.
+
+Drawn with matplotlib's figures alone, never through pyplot, so that no display and no backend matters.
+"""
+
+import re
+import textwrap
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mla_bench.report.frame import Group, Row, groups, rows_of
+from mla_bench.report.words import caveat, chunk, details, facts, headline, provenance, times, title
+from mla_bench.units import GIB, format_gib, format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; native is black, yellow too pale.
+CHUNK_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("s", "^", "D", "v", "P", "*", "h")
+PART_COLOURS = {
+    "arguments": "#0072B2",
+    "outputs, less aliased": "#56B4E9",
+    "temporaries alive at the peak": "#E69F00",
+    "temporaries": "#E69F00",
+    "fragmentation": "#999999",
+    "not broken down": "#CCCCCC",
+}
+INK, FAINT, GRID, ALARM = "#1A1A1A", "#666666", "#E6E6E6", "#B22222"
+STYLE: dict[Any, Any] = {"font.family": "DejaVu Sans", "font.size": 9, "text.usetex": False}
+
+DPI = 200
+WIDTH, LEFT, RIGHT, BOTTOM = 8.0, 0.85, 1.75, 0.6  # inches
+LABEL_GAP = 0.18  # inches between two labels at a line's end
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture to be drawn: its file name, its message, and who draws the cases."""
+
+    name: str
+    title: str
+    group: Group
+    draw: Callable[["Plot"], "Figure"]
+
+
+def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
+    """Draw every picture that `frame` has the figures for into `directory`, as PNG.
+
+    A group with HBM totals gets one over sequence length and one of the total's parts; a group of the
+    CPU compiler one of host memory, named so; a group without figures none.
+    """
+    import matplotlib as mpl
+
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for plot in (plot for group in groups(rows_of(frame)) for plot in planned(group)):
+        with mpl.rc_context(STYLE):
+            plot.draw(plot).savefig(directory / plot.name, format="png")
+        paths.append(directory / plot.name)
+    return paths
+
+
+def planned(group: Group) -> list[Plot]:
+    """The pictures of a group; nothing is drawn yet."""
+    if not any(map(group.total, group.rows)):
+        return []
+    if group.is_host:
+        return [Plot(_file_name("host-memory", group.first), headline(group), group, draw_totals)]
+    longest = group.at(_seq_to_break_down(group))
+    return [
+        Plot(_file_name("hbm-total", group.first), headline(group), group, draw_totals),
+        Plot(_file_name("hbm-parts", group.first), headline(longest), longest, draw_parts),
+    ]
+
+
+def parts(row: Row) -> dict[str, int]:
+    """Bytes that the HBM total consists of, by name; they sum to it exactly.
+
+    Aliased bytes are counted with the arguments alone. Fragmentation (total − live peak) is taken out
+    of the temporaries, which stay whole where no live peak is known. Where the compiler's figures do
+    not add up, the total is not broken down.
+    """
+    total = row.hbm_total_bytes
+    arguments, outputs, temporaries = row.hbm_argument_bytes, row.hbm_output_bytes, row.hbm_temp_bytes
+    if None in (arguments, outputs, temporaries):
+        return {"not broken down": total}
+    found = {"arguments": arguments, "outputs, less aliased": outputs - (row.hbm_alias_bytes or 0)}
+    if row.hbm_fragmentation_bytes is None:
+        found |= {"temporaries": temporaries}
+    else:
+        holes = min(row.hbm_fragmentation_bytes, temporaries)
+        found |= {"temporaries alive at the peak": temporaries - holes, "fragmentation": holes}
+    adds_up = min(found.values()) >= 0 and sum(found.values()) == total
+    return found if adds_up else {"not broken down": total}
+
+
+def draw_totals(plot: Plot) -> "Figure":
+    """The total over sequence length, a line a chunk; what ran out of memory stands in a strip above."""
+    group = plot.group
+    starved = list(dict.fromkeys(row.head_chunk for row in group.rows if row.status == "oom"))
+    body, strip = 3.3, 0.22 * len(starved)
+    figure = _page(plot.title, (f"{title(group.first)} · {facts(group)}", provenance(group)), body + strip)
+    axes = _axes(figure, BOTTOM, body)
+    _scale(axes, group)
+    _draw_limit(axes, group)
+    _draw_lines(axes, group)
+    if starved:
+        _draw_starved(_axes(figure, BOTTOM + body, strip), axes, group, starved)
+    return figure
+
+
+def draw_parts(plot: Plot) -> "Figure":
+    """A bar a chunk of what the total consists of, at one sequence length; no bar without a total."""
+    group = plot.group
+    place = f"{title(group.first)} · {format_size(group.first.seq_len)} · {facts(group)}"
+    body = 0.45 * len(group.rows) + 0.1
+    figure = _page(plot.title, (place, provenance(group)), body + 0.2)
+    axes = _axes(figure, BOTTOM, body)
+    largest = max(group.total(row) or 0 for row in group.rows) / GIB
+    axes.set(xlim=(0, largest), ylim=(len(group.rows) - 0.5, -0.5))
+    axes.set_xlabel("HBM of one device, GiB")
+    axes.set_yticks(range(len(group.rows)), [chunk(row) for row in group.rows])
+    axes.xaxis.set_major_formatter(_plain)
+    axes.grid(axis="x", color=GRID)
+    for line, row in enumerate(group.rows):
+        if group.total(row):
+            _draw_bar(axes, line, row, largest)
+        else:
+            word = "out of memory: no total" if row.status == "oom" else f"{row.status}: no figure"
+            axes.text(largest * 0.01, line, word, va="center", color=ALARM)
+    _draw_part_names(axes)
+    return figure
+
+
+def _draw_bar(axes: "Axes", line: int, row: Row, largest: float) -> None:
+    start = 0.0
+    for name, size in parts(row).items():
+        if not size:
+            continue
+        width = size / GIB
+        axes.barh(line, width, 0.62, start, color=PART_COLOURS[name], label=name)
+        if width > largest * 0.07:
+            colour = "white" if name == "arguments" else INK
+            axes.text(start + width / 2, line, format_gib(size), ha="center", va="center", color=colour)
+        start += width
+    remark = times(row.hbm_ratio) if row.comparable else caveat(row)
+    _label(axes, (start, line), f"{format_gib(row.hbm_total_bytes)} GiB" + (f"\n{remark}" if remark else ""))
+
+
+def _draw_part_names(axes: "Axes") -> None:
+    bars = {bar.get_label(): bar for bar in axes.containers}
+    axes.legend(
+        handles=[bars[name] for name in PART_COLOURS if name in bars],
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0,
+        borderpad=0.2,
+        ncols=len(PART_COLOURS),
+        frameon=False,
+        handlelength=0.9,
+    )
+
+
+def _draw_lines(axes: "Axes", group: Group) -> None:
+    ends: dict[int, list[tuple[float, Row, str]]] = {}
+    for number, (colour, marker) in _looks(group).items():
+        rows = [row for row in group.rows if row.head_chunk == number]
+        points = [(size / GIB, row) for row in rows if (size := group.total(row))]
+        if points:
+            places, sizes = [row.seq_len for _, row in points], [size for size, _ in points]
+            axes.plot(places, sizes, color=colour, marker=marker, markersize=5)
+            ends.setdefault(places[-1], []).append((*points[-1], colour))
+    for seq_len, last in ends.items():
+        heights = [axes.transData.transform((seq_len, size))[1] for size, _, _ in last]
+        for (size, row, colour), height, free in zip(last, heights, _spread(heights), strict=True):
+            text = f"{chunk(row)}  {format_gib(group.total(row))} GiB  {caveat(row)}".rstrip()
+            _label(axes, (seq_len, size), text, color=colour, rise=(free - height) * 72 / DPI)
+
+
+def _draw_limit(axes: "Axes", group: Group) -> None:
+    if not group.is_host and group.limit:
+        limit = group.limit / GIB
+        name = f"{group.first.target.partition(':')[0]} limit {format_gib(group.limit)} GiB"
+        axes.axhline(limit, color=FAINT, linestyle=(0, (5, 3)), linewidth=1)
+        _label(axes, (axes.get_xlim()[0], limit), name, rise=7, color=FAINT)
+
+
+def _draw_starved(strip: "Axes", axes: "Axes", group: Group, starved: list[int]) -> None:
+    """Cases out of memory: above the scale, since they have no total; a line a chunk, named."""
+    strip.set(xscale="log", xlim=axes.get_xlim(), ylim=(len(starved) - 0.5, -0.5), facecolor="#FBEDED")
+    strip.set_xticks([], minor=True)
+    strip.set_xticks([])
+    strip.set_yticks([])
+    for line, number in enumerate(starved):
+        rows = [row for row in group.rows if row.head_chunk == number and row.status == "oom"]
+        colour, _ = _looks(group)[number]
+        places = [row.seq_len for row in rows]
+        strip.plot(places, [line] * len(places), linestyle="", marker="x", markeredgewidth=2, color=colour)
+        _label(strip, (places[-1], line), f"{chunk(rows[-1])}  OOM", color=colour)
+
+
+def _scale(axes: "Axes", group: Group) -> None:
+    """Logarithmic axes around the figures and the limit, with plain numbers on them."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    seqs = sorted({row.seq_len for row in group.rows if group.total(row) or row.status == "oom"})
+    sizes = [size / GIB for size in (*map(group.total, group.rows), group.limit) if size]
+    margin = 2 if len(seqs) == 1 else (seqs[-1] / seqs[0]) ** 0.05
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set(xlim=(seqs[0] / margin, seqs[-1] * margin), ylim=(min(sizes) / 1.5, max(sizes) * 1.5))
+    axes.set_xticks(seqs, [format_size(seq_len) for seq_len in seqs])
+    wide = max(sizes) / min(sizes)
+    subs = (1, 2, 5) if wide < 1e4 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs) if wide > 8 else MaxNLocator(5))
+    axes.yaxis.set_major_formatter(_plain)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(color=GRID)
+    axes.set_xlabel("sequence length")
+    axes.set_ylabel("host memory, GiB" if group.is_host else "HBM total of one device, GiB")
+
+
+def _plain(size: float, _: float) -> str:
+    return f"{size:,.10g}"
+
+
+def _page(message: str, lines: Iterable[str], body: float) -> "Figure":
+    """An empty page with its heading; `body` is the height in inches that is left to axes."""
+    from matplotlib.figure import Figure
+
+    bold = textwrap.wrap(message, 72)
+    small = [part for line in lines for part in textwrap.wrap(line.replace(" GiB", "\u00a0GiB"), 112)]
+    head = 0.35 + 0.24 * len(bold) + 0.17 * len(small)
+    height = BOTTOM + body + head
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    top = height - 0.15
+    for text, step, look in (
+        *((text, 0.24, {"fontsize": 12, "fontweight": "bold"}) for text in bold),
+        *((text, 0.17, {"fontsize": 8.5, "color": FAINT}) for text in small),
+    ):
+        figure.text(0.2 / WIDTH, top / height, text, va="top", **look)
+        top -= step
+    return figure
+
+
+def _axes(figure: "Figure", bottom: float, body: float) -> "Axes":
+    height = figure.get_figheight()
+    axes = figure.add_axes((LEFT / WIDTH, bottom / height, 1 - (LEFT + RIGHT) / WIDTH, body / height))
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, colors=FAINT, labelcolor=INK)
+    return axes
+
+
+def _label(axes: "Axes", place: tuple[float, float], text: str, *, rise: float = 0, **look: Any) -> None:
+    """Write `text` to the right of a place, `rise` points above it, readable on top of lines."""
+    from matplotlib.patheffects import withStroke
+
+    halo = [withStroke(linewidth=2.5, foreground="white")]
+    axes.annotate(
+        text, place, (7, rise), textcoords="offset points", va="center", path_effects=halo, zorder=5, **look
+    )
+
+
+def _spread(heights: list[float]) -> list[float]:
+    """`heights` in pixels, moved as little as it takes to keep labels from each other, in their order."""
+    gap = LABEL_GAP * DPI
+    stacks: list[tuple[float, list[int]]] = []  # middle of a stack of labels, and who is in it
+    for index in sorted(range(len(heights)), key=heights.__getitem__):
+        members = [index]
+        middle = heights[index]
+        while stacks and middle - stacks[-1][0] < gap * (len(members) + len(stacks[-1][1])) / 2:
+            members = stacks.pop()[1] + members
+            middle = sum(heights[member] for member in members) / len(members)
+        stacks.append((middle, members))
+    placed = {
+        member: middle + gap * (place - (len(members) - 1) / 2)
+        for middle, members in stacks
+        for place, member in enumerate(members)
+    }
+    return [placed[index] for index in range(len(heights))]
+
+
+def _looks(group: Group) -> dict[int, tuple[str, str]]:
+    """Colour and marker of each chunk, the same in the plot and in the strip above it."""
+    chunked = sorted({row.head_chunk for row in group.rows} - {0})
+    looks = zip(chunked, cycle(CHUNK_COLOURS), cycle(MARKERS), strict=False)
+    return {0: (INK, "o")} | {number: (colour, marker) for number, colour, marker in looks}
+
+
+def _seq_to_break_down(group: Group) -> int:
+    """The longest sequence whose native case has a total, or else the longest with any."""
+    measured = [row for row in group.rows if group.total(row)]
+    return max((row.seq_len for row in measured if not row.head_chunk), default=measured[-1].seq_len)
+
+
+def _file_name(kind: str, row: Row) -> str:
+    """File name of a group's picture; a checksum keeps names apart that are cut or respelled."""
+    exact = "-".join((kind, row.model, row.workload, row.mode, row.target.replace(":", "-"), *details(row)))
+    plain = re.sub(r"[^\w.=-]+", "-", exact, flags=re.ASCII)[:100]
+    return f"{plain}.png" if plain == exact else f"{plain}-{zlib.crc32(exact.encode()):08x}.png"

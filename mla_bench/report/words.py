@@ -1,0 +1,269 @@
+"""What a person would say about the figures, and the names that tables and plots share."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from mla_bench.case import Case
+from mla_bench.record import STATUSES
+from mla_bench.report.frame import Group, Row, groups, rows_of
+from mla_bench.units import format_gib, format_size
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SAME = 1.005  # below this a ratio reads 1.00×, and no one should act on it
+
+_DEFAULTS = {field.name: field.default for field in fields(Case)} | {"xla_options": ""}
+_DETAILS = ("batch", "dtype", "stage", "attention", "impl", "xla_options")
+_VERSIONS = ("jax", "jaxlib", "libtpu")
+_FAILED = {"oom": "ran out of memory", "error": "failed", "crashed": "crashed", "timeout": "timed out"}
+_NO_PAIR = "no native and chunked case with the same output dtypes both ended ok"
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def closing(frame: "DataFrame") -> list[str]:
+    """Closing sentences, each complete in itself, for a sweep's last lines.
+
+    Of each mode and workload: the best saving, everything that got worse, and everything that fits
+    with or without chunking only, with signs. Then what no saving is claimed for and why, and what
+    did not end `ok`. A mix of versions is said before any figure.
+    """
+    rows = rows_of(frame)
+    found = groups(rows)
+    topics: dict[tuple[str, str, str], list[Group]] = {}
+    for group in found:
+        if not group.is_host:
+            topics.setdefault((group.first.mode, group.first.model, group.first.workload), []).append(group)
+    several_models = len({row.model for row in rows}) > 1
+    said = [version_warning(rows)]
+    for (mode, model, workload), members in topics.items():
+        subject = f"{mode}, {model}" if several_models else mode
+        lines = [*_saving(members), *_increases(members), *_one_way(members)]
+        said += [
+            f"{subject}: {line}." for line in lines or [f"nothing to compare for {workload}: {_NO_PAIR}"]
+        ]
+    said += [*_unclaimed(found), _host(found), _failures(rows)]
+    return [line for line in said if line] or ["Nothing to compare: there is no case."]
+
+
+def headline(group: Group) -> str:
+    """The group's message in a title's length: its largest change, or what fits only one way."""
+    if group.is_host:
+        return "Host memory of the CPU compiler: not HBM, and no stand-in for it"
+    if warning := version_warning(group.rows):
+        return warning.partition(":")[0] + ": not attributable to the code"
+    compared = [row for row in group.rows if row.comparable]
+    row = max(compared, key=lambda row: abs(math.log(row.hbm_ratio)), default=None)
+    if row and not _is_same(row.hbm_ratio):
+        place = format_size(row.seq_len)
+        return f"{chunk(row).capitalize()} needs {times(row.hbm_ratio)} HBM than native at {place}"
+    for native, line in _fits_only(group):
+        return f"At {format_size(native.seq_len)} {line}"
+    return "Chunking leaves HBM as it is" if compared else "HBM total by head chunk"
+
+
+def version_warning(rows: Sequence[Row]) -> str:
+    """Warning for records of several jax or libtpu versions; empty where there is one of each."""
+    found = {name: distinct(rows, name) for name in _VERSIONS}
+    mixed = " and ".join(f"{name} ({', '.join(seen)})" for name, seen in found.items() if len(seen) > 1)
+    consequence = "differences between them are not attributable to the code."
+    return f"Records of different {mixed}: {consequence}" if mixed else ""
+
+
+def distinct(rows: Sequence[Row], name: str) -> list[Any]:
+    """Different known values of a column, in order of appearance."""
+    return list(dict.fromkeys(value for row in rows if (value := getattr(row, name)) is not None))
+
+
+def title(row: Row) -> str:
+    """Names of a group, for a heading."""
+    return f"{row.workload} · {row.mode} · {row.model} · {row.target}"
+
+
+def facts(group: Group) -> str:
+    """What is the same in all cases of a group, beside its title."""
+    row = group.first
+    said = [f"batch {row.batch}", row.dtype]
+    said += [f"{row.stage} stage"] if row.workload != "indexer" else []
+    said += [f"{row.attention} attention"] if row.workload == "mla" else []
+    said += [f"impl {row.impl}"] if row.impl != _DEFAULTS["impl"] else []
+    said += [row.xla_options] if row.xla_options else []
+    said += [f"limit {format_gib(group.limit)} GiB"] if group.limit else []
+    return " · ".join(said)
+
+
+def provenance(group: Group) -> str:
+    """Where a group's figures come from: one device, by which source and versions."""
+    sources = [f"from {source}" for source in distinct(group.rows, "hbm_source")]
+    versions = [f"{name} {version}" for name in ("libtpu", "jax") for version in distinct(group.rows, name)]
+    return " · ".join(["per device", *sources, *versions])
+
+
+def details(row: Row) -> list[str]:
+    """Parts of a group's name that differ from the defaults, as `name=value`."""
+    differing = [name for name in _DETAILS if getattr(row, name) != _DEFAULTS[name]]
+    return [
+        row.xla_options if name == "xla_options" else f"{name}={getattr(row, name)}" for name in differing
+    ]
+
+
+def chunk(row: Row) -> str:
+    """The head chunk in words."""
+    return f"chunk {row.head_chunk}" if row.head_chunk else "native"
+
+
+def caveat(row: Row) -> str:
+    """Why a chunked case's figure is no comparison with native's, in a cell's width; mostly empty."""
+    if row.head_chunk and row.chunk_applies is False:
+        return "no effect"
+    return "≠ dtypes" if row.like_for_like is False else ""
+
+
+def times(ratio: float) -> str:
+    """A ratio of native to this, as the change it stands for: `9.96× less`, `1.19× more`."""
+    size = max(ratio, 1 / ratio)
+    digits = 2 if size < 10 else 1 if size < 100 else 0
+    return "≈ same" if _is_same(ratio) else f"{size:.{digits}f}× {'less' if ratio > 1 else 'more'}"
+
+
+def out_of_memory(row: Row) -> str:
+    """The compiler's own words on an `oom` case; the figure in them is no total."""
+    memory = row.oom_memory or "memory"  # as the compiler names it
+    if row.oom_needed_bytes is None:
+        return f"out of {memory}; the compiler gave no figure"
+    allowed = f", {format_gib(row.oom_allowed_bytes)} GiB allowed" if row.oom_allowed_bytes else ""
+    needed = f"{format_gib(row.oom_needed_bytes)} GiB needed"
+    return f"out of {memory}; the compiler: {needed}{allowed}; not a total"
+
+
+def one_line(text: str, width: int = 160) -> str:
+    """First line of `text` that says something, printable and at most `width` long."""
+    lines = (" ".join(line.split()) for line in _ANSI.sub("", text).splitlines())
+    line = "".join(letter for letter in next(filter(None, lines), "") if letter.isprintable())
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _saving(members: Sequence[Group]) -> list[str]:
+    """The best saving of one mode and workload, or that there is none."""
+    compared = [(row, group) for group in members for row in group.rows if row.comparable]
+    if not compared:
+        return []
+    row, group = max(compared, key=lambda pair: pair[0].hbm_ratio)
+    if row.hbm_ratio < SAME:
+        return [f"no chunk of {row.workload} needs less HBM than native"]
+    return [
+        f"{chunk(row)} of {_place(row)} needs {times(row.hbm_ratio)} HBM than native ({_change(row, group)})"
+    ]
+
+
+def _increases(members: Sequence[Group]) -> list[str]:
+    """Everything that needs more than native: of each group the worst with figures, the others by name."""
+    said = []
+    for group in members:
+        worse = [row for row in group.rows if row.comparable and row.hbm_ratio <= 1 / SAME]
+        if worse:
+            worst, *others = sorted(worse, key=lambda row: row.hbm_ratio)
+            change = (
+                f"{times(worst.hbm_ratio).replace('more', 'MORE')} HBM than native ({_change(worst, group)})"
+            )
+            also = f"; more than native too: {_listed(others)}" if others else ""
+            said.append(f"{chunk(worst)} of {_place(worst)} needs {change}{also}")
+    return said
+
+
+def _one_way(members: Sequence[Group]) -> list[str]:
+    return [f"{_place(native)}: {line}" for group in members for native, line in _fits_only(group)]
+
+
+def _fits_only(group: Group) -> Iterator[tuple[Row, str]]:
+    """Where native does not fit and a chunk does, or the reverse: the native case, and what to say of it."""
+    for seq_len, native in group.natives.items():
+        rows = [row for row in group.at(seq_len).rows if row.head_chunk and _is_fair(row)]
+        fitting = sorted((row for row in rows if _fits(row)), key=lambda row: row.hbm_total_bytes)
+        failing = [row for row in rows if _fits(row) is False]
+        if _fits(native) is False and fitting:
+            best, *others = fitting
+            too = f" ({', '.join(map(chunk, others))} too)" if others else ""
+            does = f"{chunk(best)} does with {format_gib(best.hbm_total_bytes)} GiB{too}"
+            yield native, f"native does not fit {_ceiling(native)}; {does}"
+        elif _fits(native) and failing:
+            does = f"native does with {format_gib(native.hbm_total_bytes)} GiB"
+            verb = "do" if len(failing) > 1 else "does"
+            yield native, f"{', '.join(map(chunk, failing))} {verb} NOT fit {_ceiling(failing[0])}; {does}"
+
+
+def _unclaimed(found: Sequence[Group]) -> list[str]:
+    """The chunked cases that look like a comparison and are none, by reason."""
+    said = []
+    for group in found:
+        chunked = [row for row in group.rows if row.head_chunk and row.hbm_total_bytes is not None]
+        idle = [row for row in chunked if row.chunk_applies is False]
+        unlike = [row for row in chunked if row.like_for_like is False and row not in idle]
+        unknown = [row for row in chunked if row.hbm_ratio and row.like_for_like is None and row not in idle]
+        for rows, reason in (
+            (idle, "the chunk changes nothing there"),
+            (unlike, "the output dtypes are not native's"),
+            (unknown, "the output dtypes are not known to be native's"),
+        ):
+            if rows:
+                place = f"{group.first.workload} on {_where(group.first)}"
+                said.append(
+                    f"{group.first.mode}: no saving is claimed for {place}, {_listed(rows)}: {reason}."
+                )
+    return said
+
+
+def _host(found: Sequence[Group]) -> str:
+    targets = ", ".join(dict.fromkeys(group.first.target for group in found if group.is_host))
+    figures = "host memory of the CPU compiler, never a stand-in for HBM: no saving is claimed"
+    return f"Figures of {targets} are {figures}." if targets else ""
+
+
+def _failures(rows: Sequence[Row]) -> str:
+    counts = {status: sum(row.status == status for row in rows) for status in STATUSES}
+    failed = [f"{counts[status]} {words}" for status, words in _FAILED.items() if counts[status]]
+    return f"Of {len(rows)} cases {counts['ok']} ended ok, {', '.join(failed)}." if failed else ""
+
+
+def _is_same(ratio: float) -> bool:
+    return 1 / SAME < ratio < SAME
+
+
+def _is_fair(row: Row) -> bool:
+    return row.chunk_applies is not False and row.like_for_like is not False
+
+
+def _fits(row: Row) -> bool | None:
+    if row.status == "oom":
+        return False
+    return None if row.status != "ok" or row.hbm_total_bytes is None else row.fits is not False
+
+
+def _ceiling(row: Row) -> str:
+    """What `row` does not fit: HBM by its size, another memory by its name."""
+    if row.oom_memory and row.oom_memory.lower() != "hbm":
+        return row.oom_memory
+    limit = row.hbm_limit_bytes or row.oom_allowed_bytes
+    return f"{format_gib(limit)} GiB" if limit else "the device"
+
+
+def _place(row: Row) -> str:
+    return f"{row.workload} at {format_size(row.seq_len)} on {_where(row)}"
+
+
+def _where(row: Row) -> str:
+    return f"{row.target} ({', '.join(details(row))})" if details(row) else row.target
+
+
+def _change(row: Row, group: Group) -> str:
+    before, after = group.natives[row.seq_len].hbm_total_bytes, row.hbm_total_bytes
+    sign = "+" if after > before else "−"
+    span = f"{format_gib(before)} → {format_gib(after)} GiB"
+    return f"{span}, {sign}{format_gib(abs(after - before))} GiB"
+
+
+def _listed(rows: Sequence[Row]) -> str:
+    return ", ".join(f"{chunk(row)} at {format_size(row.seq_len)}" for row in rows)

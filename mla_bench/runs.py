@@ -1,0 +1,109 @@
+"""The run directory: one manifest, append-only records, and what is made of them.
+
+    results/<name>/run.json        schema, command, versions, git, host
+                  /records.jsonl   one record a line, flushed and synced as each case ends
+                  /summary.csv, summary.md, plots/
+                  /xprof/          the compiles' HloProtos; `xprof --logdir` opens the folder
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mla_bench.errors import MlaBenchError
+from mla_bench.record import SCHEMA, Record
+
+_VERSIONS = ("mla-bench", "jax", "jaxlib", "libtpu", "flax", "xprof")
+_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory that exists."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, command: Sequence[str]) -> "Run":
+        """Makes the directory and its manifest.
+
+        Raises:
+          MlaBenchError: something is there already, or the place cannot be written.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise MlaBenchError(f"{path} is not empty; name another folder with --out, or remove it")
+            run = cls(path)
+            run.manifest_path.write_text(json.dumps(_manifest(command), indent=2) + "\n")
+        except OSError as error:
+            raise MlaBenchError(f"cannot write {path}: {error.strerror}; name another folder with --out") from error
+        return run
+
+    @property
+    def manifest_path(self) -> Path:
+        """Where the manifest lies."""
+        return self.path / "run.json"
+
+    @property
+    def records_path(self) -> Path:
+        """Where the records lie."""
+        return self.path / "records.jsonl"
+
+    @property
+    def profile_path(self) -> Path:
+        """Folder of the compiles' HloProtos, in the layout that XProf opens."""
+        return self.path / "xprof" / "plugins" / "profile" / self.path.name
+
+    def append(self, record: Record) -> None:
+        """Writes one record, on the disk when this returns."""
+        with self.records_path.open("a") as file:
+            file.write(json.dumps(record.to_json()) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records, in the order in which their cases ended."""
+        return [json.loads(line) for line in self.records_path.read_text().splitlines()]
+
+
+def default_path(title: str) -> Path:
+    """`results/<time>-<title>`."""
+    return Path("results", f"{datetime.now():%Y%m%d-%H%M%S}-{title}")
+
+
+def _manifest(command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _VERSIONS},
+        "compiler_flags": {name: os.environ[name] for name in _COMPILER_FLAGS if name in os.environ},
+        "git": _git_revision(),
+        "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """Revision of the folder the command was given in, with `-dirty` where it has changes."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip() or None

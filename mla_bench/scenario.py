@@ -1,0 +1,281 @@
+"""Sweeps: a TOML file, flags over it, and the validated cases of both; every error comes before any compile.
+
+A file's keys are the fields of `Scenario`, each with one value or a list of them.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mla_bench.case import ATTENTIONS, BUILT_IN, DTYPES, MODES, STAGES, WORKLOADS, Case
+from mla_bench.errors import MlaBenchError
+from mla_bench.models import Model, get_model, read_toml, unknown_name
+from mla_bench.targets import default_target, parse_target
+from mla_bench.units import parse_size, parse_sizes
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The axes of a sweep; its cases are their product.
+
+    `model` holds names or paths of TOML files, `target` canonical names, `impl` what `Case.impl` says,
+    and `xla_options` the values of each compile option. The rest is as in `Case`.
+    """
+
+    model: tuple[str, ...] = ("deepseek-v3.2",)
+    workload: tuple[str, ...] = ("indexer-loss",)
+    mode: tuple[str, ...] = ("train",)
+    seq: tuple[int, ...] = (8192,)
+    batch: tuple[int, ...] = (1,)
+    chunk: tuple[int, ...] = (0, 8, 16)
+    dtype: tuple[str, ...] = ("bfloat16",)
+    attention: tuple[str, ...] = ("dot-product",)
+    stage: tuple[str, ...] = ("sparse",)
+    target: tuple[str, ...] = field(default_factory=lambda: (default_target(),))
+    xla_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    impl: tuple[str, ...] = (BUILT_IN,)
+
+    def override(self, xla_options: Iterable[str] | None = None, **flags: str | None) -> "Scenario":
+        """This scenario with the axes that flags give; None is a flag that was not given.
+
+        Args:
+          xla_options: `key=value` each; a key that comes twice sweeps its values.
+          **flags: comma-separated values by field name.
+
+        Raises:
+          MlaBenchError: a value is not one of its axis; the message names flag and value.
+        """
+        given: dict[str, Any] = {name: _flag(name, text) for name, text in flags.items() if text is not None}
+        if xla_options:
+            with _at("--xla-option"):
+                given["xla_options"] = _xla_options(xla_options)
+        return replace(self, **given)
+
+
+# What `parity` runs unless told otherwise: tiny, in both modes and both stages, where float32 can be judged.
+PARITY = Scenario(
+    workload=WORKLOADS,
+    mode=MODES,
+    seq=(24,),
+    batch=(2,),
+    stage=STAGES,
+    attention=ATTENTIONS,
+    dtype=("float32",),
+    target=("local",),
+)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """The scenario in the TOML file at `path`; paths in it are relative to its folder.
+
+    Raises:
+      MlaBenchError: the file cannot be read, or a key or value is unknown; the message names both.
+    """
+    known = [axis.name for axis in fields(Scenario)]
+    axes: dict[str, Any] = {}
+    for key, value in read_toml(path).items():
+        with _at(str(path)):
+            if key not in known:
+                raise unknown_name("key", key, known)
+        with _at(f"{path}: {key}"):
+            if key == "xla_options":
+                axes[key] = _xla_options(_pairs(value))
+            else:
+                axes[key] = _values(key, [_beside(path, text) for text in _texts(value)])
+    return Scenario(**axes)
+
+
+def expand(scenario: Scenario) -> tuple[Case, ...]:
+    """The cases of `scenario`, each once.
+
+    Those of one target are neighbours, and so, within, are the chunks of one sequence length. An
+    axis that a built-in workload does not have (`attention` beyond `mla`, `stage` where there is no
+    indexer to train) stays at its default there and multiplies nothing.
+
+    Raises:
+      MlaBenchError: a model does not offer a workload, a head chunk does not divide the heads, or a
+        value of an axis applies to no workload.
+    """
+    models = [get_model(name) for name in scenario.model]
+    if len({model.name for model in models}) < len(set(models)):
+        raise MlaBenchError(f"different models share a name: {', '.join(model.name for model in models)}")
+    _check_workloads(models, scenario.workload)
+    if BUILT_IN in scenario.impl:
+        _check_chunks(models, scenario)
+    axes: dict[str, Iterable[Any]] = {
+        "target": scenario.target,
+        "model": models,
+        "workload": scenario.workload,
+        "mode": scenario.mode,
+        "impl": scenario.impl,
+        "dtype": scenario.dtype,
+        "attention": scenario.attention,
+        "stage": scenario.stage,
+        "batch": scenario.batch,
+        "xla_options": [
+            tuple(zip(scenario.xla_options, values, strict=True))
+            for values in itertools.product(*scenario.xla_options.values())
+        ],
+        "seq_len": scenario.seq,
+        "head_chunk": scenario.chunk,
+    }
+    points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    cases = tuple(dict.fromkeys(_without_idle_axes(Case(**point)) for point in points))
+    for name, place in (("attention", "mla"), ("stage", "indexer-loss and mla, of models with an indexer")):
+        used = {getattr(case, name) for case in cases}
+        if idle := [value for value in getattr(scenario, name) if value not in used]:
+            raise MlaBenchError(f"{name} {idle[0]} changes none of these cases; it is an axis of {place}")
+    return cases
+
+
+def parse_list(text: str) -> list[str]:
+    """The items of a comma-separated list.
+
+    Raises:
+      MlaBenchError: an item is empty; the message names it.
+    """
+    items = [item.strip() for item in text.split(",")]
+    if "" in items:
+        raise MlaBenchError(f"item {items.index('') + 1} of {text!r} is empty")
+    return items
+
+
+def head_counts(model: Model, workload: str) -> dict[str, int]:
+    """Number of heads by name, of all that a head chunk scans in `workload`."""
+    counts = {"indexer heads": model.indexer.heads} if model.indexer else {}
+    return counts if workload == "indexer" else counts | {"heads": model.heads}
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Puts `where` before the message of what is refused within."""
+    try:
+        yield
+    except MlaBenchError as error:
+        raise MlaBenchError(f"{where}: {error}") from error
+
+
+def _flag(name: str, text: str) -> tuple[Any, ...]:
+    """Values of an axis from a flag's comma-separated `text`."""
+    with _at(f"--{name}"):
+        if name in _SMALLEST:
+            return parse_sizes(text, minimum=_SMALLEST[name])
+        return _values(name, parse_list(text))
+
+
+def _values(name: str, texts: Iterable[str]) -> tuple[Any, ...]:
+    """Values of the axis `name` from their `texts`, each once."""
+    return tuple(dict.fromkeys(_PARSERS[name](text) for text in texts))
+
+
+def _name(kind: str, known: tuple[str, ...], text: str) -> str:
+    if text.lower() not in known:
+        raise unknown_name(kind, text, known)
+    return text.lower()
+
+
+def _model(text: str) -> str:
+    return text if text.endswith(".toml") else get_model(text).name
+
+
+def _impl(text: str) -> str:
+    """`text`, if it has the form of an implementation; a module is left to the worker to import."""
+    module, _, function = text.rpartition(":")
+    if text == BUILT_IN:
+        return text
+    if not function.isidentifier() or not (module.endswith(".py") or re.fullmatch(r"\w+(\.\w+)*", module)):
+        raise MlaBenchError(
+            f"{text!r} is no implementation; write package.module:function or file.py:function"
+        )
+    if module.endswith(".py") and not Path(module).is_file():
+        raise MlaBenchError(f"{text!r}: there is no file {module}")
+    return text
+
+
+_SMALLEST = {"seq": 1, "batch": 1, "chunk": 0}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "model": _model,
+    "workload": partial(_name, "workload", WORKLOADS),
+    "mode": partial(_name, "mode", MODES),
+    "dtype": partial(_name, "dtype", DTYPES),
+    "attention": partial(_name, "attention", ATTENTIONS),
+    "stage": partial(_name, "stage", STAGES),
+    "target": lambda text: parse_target(text).name,
+    "impl": _impl,
+} | {name: partial(parse_size, minimum=smallest) for name, smallest in _SMALLEST.items()}
+
+
+def _xla_options(pairs: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Values by option, both in the order of `pairs`."""
+    options: dict[str, tuple[str, ...]] = {}
+    for pair in pairs:
+        key, _, value = (part.strip() for part in pair.partition("="))
+        if not re.fullmatch(r"[A-Za-z]\w*", key) or not value:
+            example = "xla_tpu_scoped_vmem_limit_kib=65536"
+            raise MlaBenchError(f"{pair!r} is no option; write key=value, such as {example}")
+        options[key] = tuple(dict.fromkeys((*options.get(key, ()), value)))
+    return options
+
+
+def _pairs(table: Any) -> list[str]:
+    """`key=value` of each option and value in the TOML table of options."""
+    if not isinstance(table, dict):
+        raise MlaBenchError("must be a table of options: [xla_options]")
+    return [f"{key}={text}" for key, value in table.items() for text in _texts(value)]
+
+
+def _texts(value: Any) -> list[str]:
+    """The text of a TOML value or of each item of a list of them, as a flag would give it."""
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        raise MlaBenchError("the list is empty")
+    for item in items:
+        if not isinstance(item, str | int):
+            raise MlaBenchError(f"{item!r} is neither text nor a whole number, nor a list of them")
+    return [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+
+
+def _beside(scenario: Path, text: str) -> str:
+    """`text`, from the folder of `scenario` where it is a path."""
+    is_path = text.endswith(".toml") or ".py:" in text
+    return str(scenario.parent / text) if is_path else text
+
+
+def _check_workloads(models: Iterable[Model], workloads: Iterable[str]) -> None:
+    for model, workload in itertools.product(models, workloads):
+        if workload not in model.workloads:
+            raise MlaBenchError(
+                f"{model.name} has no indexer, so there is no workload {workload}; "
+                f"it offers: {', '.join(model.workloads)}"
+            )
+
+
+def _check_chunks(models: Iterable[Model], scenario: Scenario) -> None:
+    """Refuses a head chunk that does not divide all heads it would scan: it must not run as native."""
+    counts = {
+        f"{model.name} in {workload}": head_counts(model, workload)
+        for model, workload in itertools.product(models, scenario.workload)
+    }
+    common = math.gcd(*(count for heads in counts.values() for count in heads.values()))
+    for chunk, (what, heads) in itertools.product(scenario.chunk, counts.items()):
+        if chunk and any(count % chunk for count in heads.values()):
+            owned = " and ".join(f"{count} {name}" for name, count in heads.items())
+            works = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
+            raise MlaBenchError(
+                f"chunk {chunk} does not divide the {owned} of {what}; chunks that work: 0 (native), {works}"
+            )
+
+
+def _without_idle_axes(case: Case) -> Case:
+    """`case` with the axes that its built-in workload does not have at their defaults."""
+    if case.impl != BUILT_IN:
+        return case
+    attention = case.attention if case.workload == "mla" else ATTENTIONS[0]
+    stage = case.stage if case.workload != "indexer" and case.model.indexer else STAGES[0]
+    return replace(case, attention=attention, stage=stage)

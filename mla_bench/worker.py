@@ -1,0 +1,140 @@
+"""A worker's side: one case in, one record out.
+
+Runs in a process whose environment was set for the target before jax is imported, so jax comes in
+only inside functions. This is the one place where any exception becomes a record.
+"""
+
+import importlib.metadata
+import re
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mla_bench.case import Case, Graph
+from mla_bench.measure.buffers import keep_profile
+from mla_bench.measure.memory import memory_fields, read_analysis
+from mla_bench.measure.oom import one_line, parse_oom
+from mla_bench.record import Record
+from mla_bench.targets import parse_target
+from mla_bench.targets.local import local_devices, local_limit
+from mla_bench.targets.tpu import topology_devices
+
+
+def run_case(case: Case, profile: Path | None = None) -> Record:
+    """Builds, lowers and compiles `case` and reads its memory.
+
+    `profile` is the folder (`<logdir>/plugins/profile/<run>`) that keeps the compile's HloProto for XProf.
+    """
+    known: dict[str, Any] = {}
+    try:
+        _measure(case, profile, known)
+    except Exception as error:  # noqa: BLE001 - the boundary: whatever a graph or a compiler raises
+        oom = parse_oom(str(error))
+        if oom is None:
+            return Record.of(case, "error", error=_words(error), **known)
+        known |= {"oom_needed_bytes": oom.needed_bytes, "oom_allowed_bytes": oom.allowed_bytes}
+        known |= {"oom_memory": oom.memory, "fits": False}
+        return Record.of(case, "oom", error=oom.words, **known)
+    return Record.of(case, "ok", **known)
+
+
+def _measure(case: Case, profile: Path | None, known: dict[str, Any]) -> None:
+    """Fills `known` with record fields as they become known, so that a failure keeps those before it."""
+    import jax
+
+    from mla_bench.graphs import load_implementation
+
+    known |= _versions()
+    device, limit = _device(case.target)
+    known |= {"device_kind": device.device_kind, "hbm_limit_bytes": limit}
+    graph = load_implementation(case.impl)(case)
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{case.impl} returned a {type(graph).__name__}, not an mla_bench.Graph")
+    known |= {"chunk_applies": graph.chunk_applies, "note": graph.note or None}
+
+    name = re.sub(r"\W+", "_", case.case_id)
+    start = time.perf_counter()
+    lowered = jax.jit(_named(graph.function, name)).lower(*_placed(graph.arguments, device))
+    known |= {"lower_s": time.perf_counter() - start, "output_dtypes": _dtypes(lowered.out_info)}
+    with tempfile.TemporaryDirectory(prefix="mla-bench-") as scratch:
+        on_tpu = device.platform == "tpu"
+        dump = {"xla_dump_to": scratch, "xla_dump_hlo_as_proto": True} if on_tpu else {}
+        start = time.perf_counter()
+        compiled = lowered.compile(compiler_options=dict(case.xla_options) | dump)
+        known |= {"compile_s": time.perf_counter() - start}
+        analysis, lacking = read_analysis(compiled.memory_analysis(), _argument_bytes(graph))
+        folder = profile or Path(scratch, "profile")
+        hlo_proto = keep_profile(Path(scratch), f"jit_{name}", folder) if on_tpu else None
+        fields, remark = memory_fields(device.platform, analysis, limit, hlo_proto)
+    known |= analysis | fields
+    known |= {"note": "; ".join(part for part in (graph.note, lacking, remark) if part) or None}
+
+
+def _device(target_name: str) -> tuple[Any, int | None]:
+    """First device of a target, and the HBM bytes allowed on it where there is such a limit."""
+    target = parse_target(target_name)
+    if target.kind == "tpu":
+        return topology_devices(target)[0], target.hbm_limit_bytes
+    device = local_devices()[0]
+    return device, local_limit(device)
+
+
+def _named(function: Callable, name: str) -> Callable:
+    """`function` under the case's name, which the compiler then gives to its module."""
+
+    def named(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    named.__name__ = named.__qualname__ = name
+    return named
+
+
+def _placed(arguments: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
+    """Abstract `arguments` on `device`."""
+    import jax
+
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), arguments
+    )
+
+
+def _argument_bytes(graph: Graph) -> int:
+    import jax
+
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(graph.arguments))
+
+
+def _dtypes(outputs: Any) -> str:
+    """`name:dtype` of each named output, with each of its dtypes where it is a tree."""
+    import jax
+
+    dtypes = {name: {str(leaf.dtype) for leaf in jax.tree.leaves(tree)} for name, tree in outputs.items()}
+    return " ".join(f"{name}:{'|'.join(sorted(found))}" for name, found in sorted(dtypes.items()))
+
+
+def _versions() -> dict[str, str | None]:
+    """Versions that a figure depends on."""
+
+    def version(package: str) -> str | None:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    return {package: version(package) for package in ("jax", "jaxlib", "libtpu")}
+
+
+def _words(error: Exception) -> str:
+    """One line: type, first line of the message, and the last line of ours or the user's that was in it."""
+    libraries = {"jax", "jaxlib", "flax"}
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not libraries & set(Path(frame.filename).parts)
+    ]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(str(error))}{where}"

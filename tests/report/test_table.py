@@ -1,0 +1,153 @@
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from mla_bench.report import summary_markdown, terminal_tables, to_frame, write_plots
+
+
+def printed(records: list[dict]) -> str:
+    """What a pipe of 80 columns gets."""
+    out = io.StringIO()
+    Console(file=out, width=80).print(terminal_tables(to_frame(records)))
+    return out.getvalue()
+
+
+def line_of(text: str, *words: str) -> str:
+    """The one line that has all of `words` as words."""
+    (line,) = [line for line in text.splitlines() if {*words} <= {*line.split()}]
+    return line
+
+
+def test_a_pipe_gets_80_columns_of_plain_text(sweep):
+    text = printed(sweep)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(letter.isprintable() for letter in text.replace("\n", ""))
+    assert "…" not in text
+
+
+def test_long_names_still_fit(make):
+    impl = f"{'deep/' * 30}graph.py:build"
+    text = printed([make.ok(make.case(impl=impl, xla_options=(("xla_tpu_long_option" * 4, "1"),)), 1)])
+    assert max(map(len, text.splitlines())) <= 80
+    assert impl in text.replace("\n", "")
+
+
+def test_figures_units_and_change_stand_in_the_table(make):
+    text = printed(make.loss_on("v5p"))
+    heads, units = text.splitlines()[4:6]
+    assert re.findall(r"HBM total|live peak|on chip", heads) == [
+        "HBM total",
+        "live peak",
+        "on chip",
+        "HBM total",
+    ]
+    assert units.split() == ["seq", "chunk", "GiB", "GiB", "GiB", "vs", "native", "of", "limit", "note"]
+    assert line_of(text, "8k", "native", "66.01").split() == [
+        "8k",
+        "native",
+        "66.01",
+        "64.00",
+        "0.0938",
+        "yes",
+        "69%",
+    ]
+    assert "9.96× less" in line_of(text, "8k", "8", "6.63")
+    assert "limit 95.73 GiB" in text
+    assert "per device · from buffer assignment · libtpu 0.0.42.1 · jax 0.10.2" in text
+
+
+def test_more_than_native_is_said_as_more(make):
+    assert "1.19× more" in line_of(printed(make.forward()), "8k", "8", "0.75")
+
+
+def test_out_of_memory_has_the_compilers_words_and_no_total(make):
+    text = printed(make.loss_on("v6e"))
+    assert line_of(text, "8k", "OOM", "1").split() == ["8k", "native", "OOM", "NO", "1"]
+    assert "native OOM" in line_of(text, "8k", "8", "6.63")
+    assert "1 out of HBM; the compiler: 81.01 GiB needed, 31.24 GiB allowed; not a total" in text
+
+
+def test_out_of_memory_without_figures_says_so(make):
+    assert "out of vmem; the compiler gave no figure" in printed(
+        [make.oom(make.case(), None, oom_memory="vmem")]
+    )
+
+
+def test_host_memory_is_named_so_and_claims_nothing(make):
+    text = printed(make.on_host())
+    assert "host memory GiB" in text
+    assert "(CPU compiler)" in text
+    assert "HBM" not in text
+    assert "×" not in text
+
+
+def test_unfair_pairs_are_marked(make):
+    text = printed(make.unfair())
+    assert "no effect" in line_of(text, "2k", "8")
+    assert "seq ≤ top-k: the indexer is skipped" in text
+    assert "≠ dtypes" in line_of(text, "4k", "8")
+    assert "not like for like: returns loss:bfloat16, native loss:float32" in text
+    assert "×" not in text
+
+
+def test_failures_show_their_first_line_without_control_characters_or_markup(make):
+    text = printed(make.unfair())
+    assert line_of(text, "8k", "crashed").split() == ["8k", "native", "crashed", "3"]
+    assert "3 crashed: SIGABRT" in text
+    assert "4 error: INVALID_ARGUMENT [red] no such option" in text
+
+
+def test_no_figure_is_blank_with_a_reason(make):
+    record = make.failed(make.case(), "ok")
+    assert "no memory figure; the compiler gave no reason" in printed([record])
+    text = printed([record | {"note": "memory_analysis() is None"}])
+    assert "memory_analysis() is None" in text
+    assert "0.00" not in text
+
+
+def test_128k_figures_do_not_overflow(make):
+    text = printed([make.ok(make.case(seq_len=131072), 130000.0)])
+    assert line_of(text, "128k", "native").split() == [
+        "128k",
+        "native",
+        "130000.00",
+        "130000.00",
+        "0.0938",
+        "NO",
+        "1358×",
+    ]
+
+
+def test_mixed_versions_are_said_before_any_figure(make):
+    records = [make.ok(make.case(), 66.01), make.ok(make.case(head_chunk=8), 6.63, libtpu="0.0.52")]
+    warning = "Records of different libtpu (0.0.42.1, 0.0.52): differences between them are not attributable"
+    for text in (printed(records).replace("\n", " "), summary_markdown(to_frame(records))):
+        assert warning in text
+        assert text.index(warning) < text.index("66.01")
+
+
+def test_markdown_rows_have_as_many_cells_as_their_heading(sweep):
+    tables = re.findall(r"(?:^\|.*\n)+", summary_markdown(to_frame(sweep)), flags=re.MULTILINE)
+    assert len(tables) == 5
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_markdown_escapes_what_it_would_swallow(make):
+    text = summary_markdown(to_frame([make.ok(make.case(impl="a|b.py:*f*"), 1)]))
+    assert r"impl a\|b.py:\*f\*" in text
+
+
+def test_markdown_links_are_the_plots_that_are_written(make, tmp_path):
+    frame = to_frame([*make.loss_on("v6e"), *make.on_host()])
+    written = [path.relative_to(tmp_path).as_posix() for path in write_plots(frame, tmp_path / "plots")]
+    assert re.findall(r"\]\((.*?)\)", summary_markdown(frame)) == written
+
+
+@pytest.mark.parametrize(
+    "words", ["2³⁰ bytes", "per device", "- train: chunk 8", "libtpu 0.0.42.1", "| HBM total GiB |"]
+)
+def test_markdown_says_what_the_figures_are(sweep, words):
+    assert words in summary_markdown(to_frame(sweep))

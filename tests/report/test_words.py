@@ -1,0 +1,147 @@
+import pytest
+
+from mla_bench.report import closing, to_frame
+from mla_bench.report.frame import groups, rows_of
+from mla_bench.report.words import headline, one_line, times
+
+
+def said(records: list[dict]) -> str:
+    return "\n".join(closing(to_frame(records)))
+
+
+def title_of(records: list[dict]) -> str:
+    (group,) = groups(rows_of(to_frame(records)))
+    return headline(group)
+
+
+def test_the_best_saving_has_its_figures_and_sign(make):
+    assert closing(to_frame(make.loss_on("v5p")))[0] == (
+        "train: chunk 8 of indexer-loss at 8k on v5p needs 9.96× less HBM than native "
+        "(66.01 → 6.63 GiB, −59.38 GiB)."
+    )
+
+
+def test_what_got_worse_is_named_with_its_sign(make):
+    lines = closing(to_frame(make.forward()))
+    assert lines == [
+        "forward: no chunk of indexer needs less HBM than native.",
+        "forward: chunk 8 of indexer at 8k on v5p needs 1.19× MORE HBM than native "
+        "(0.63 → 0.75 GiB, +0.12 GiB); more than native too: chunk 16 at 8k.",
+    ]
+
+
+def test_modes_have_sentences_of_their_own(make):
+    records = [
+        make.ok(make.case(mode=mode, head_chunk=c), size)
+        for mode, c, size in (("forward", 0, 2), ("forward", 8, 1), ("train", 0, 60), ("train", 8, 6))
+    ]
+    assert [line.split(" needs ")[1][:5] for line in closing(to_frame(records))] == ["2.00×", "10.0×"]
+
+
+def test_what_fits_only_chunked_needs_no_total_of_native(make):
+    text = said(make.loss_on("v6e"))
+    assert (
+        "train: indexer-loss at 8k on v6e: "
+        "native does not fit 31.24 GiB; chunk 8 does with 6.63 GiB (chunk 16 too)." in text
+    )
+    assert "81.01" not in text
+
+
+def test_what_fits_only_unchunked_is_named(make):
+    records = [
+        make.ok(make.case(), 66.01),
+        make.oom(make.case(head_chunk=8)),
+        make.oom(make.case(head_chunk=16)),
+    ]
+    assert "chunk 8, chunk 16 do NOT fit 95.73 GiB; native does with 66.01 GiB." in said(records)
+    assert title_of(records) == "At 8k chunk 8, chunk 16 do NOT fit 95.73 GiB; native does with 66.01 GiB"
+
+
+def test_a_total_above_the_limit_does_not_fit(make):
+    records = [make.ok(make.case(target="v6e"), 66.01), make.ok(make.case(head_chunk=8, target="v6e"), 6.63)]
+    assert "native does not fit 31.24 GiB; chunk 8 does with 6.63 GiB." in said(records)
+
+
+def test_another_memory_than_hbm_is_named(make):
+    records = [make.oom(make.case(), oom_memory="vmem"), make.ok(make.case(head_chunk=8), 6.63)]
+    assert "native does not fit vmem" in said(records)
+
+
+def test_nothing_is_claimed_for_unfair_pairs(make):
+    text = said(make.unfair())
+    assert "×" not in text
+    assert "train: nothing to compare for mla" in text
+    assert (
+        "train: no saving is claimed for mla on v5p, chunk 8 at 2k: the chunk changes nothing there." in text
+    )
+    assert (
+        "train: no saving is claimed for mla on v5p, chunk 8 at 4k: the output dtypes are not native's."
+        in text
+    )
+    assert "Of 6 cases 4 ended ok, 1 failed, 1 crashed." in text
+
+
+def test_unknown_dtypes_claim_nothing(make):
+    records = [make.ok(make.case(), 66.01), make.ok(make.case(head_chunk=8), 6.63, output_dtypes=None)]
+    assert "the output dtypes are not known to be native's" in said(records)
+    assert "×" not in said(records)
+
+
+def test_host_memory_claims_nothing_about_hbm(make):
+    assert closing(to_frame(make.on_host())) == [
+        "Figures of local are host memory of the CPU compiler, never a stand-in for HBM: "
+        "no saving is claimed."
+    ]
+    assert title_of(make.on_host()) == "Host memory of the CPU compiler: not HBM, and no stand-in for it"
+
+
+def test_out_of_memory_is_counted(make):
+    assert "Of 8 cases 6 ended ok, 2 ran out of memory." in said(make.loss_on("v6e"))
+
+
+def test_nothing_to_compare_is_said(make):
+    assert "nothing to compare for indexer-loss" in said([make.ok(make.case(head_chunk=8), 1)])
+    assert closing(to_frame([])) == ["Nothing to compare: there is no case."]
+
+
+def test_mixed_versions_come_first_and_take_the_title(make):
+    records = [
+        make.ok(make.case(), 66.01),
+        make.ok(make.case(head_chunk=8), 6.63, jax="0.12.0", libtpu="0.0.52"),
+    ]
+    first = closing(to_frame(records))[0]
+    assert first.startswith("Records of different jax (0.10.2, 0.12.0) and libtpu (0.0.42.1, 0.0.52): ")
+    assert "not attributable to the code" in first
+    assert title_of(records).endswith("not attributable to the code")
+
+
+def test_names_tell_apart_what_is_not_the_default(make):
+    records = [make.ok(make.case(head_chunk=c, batch=4, dtype="float32"), s) for c, s in ((0, 60), (8, 6))]
+    assert "on v5p (batch=4, dtype=float32) needs" in said(records)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (9.956, "9.96× less"),
+        (10.5, "10.5× less"),
+        (1234.5, "1234× less"),
+        (0.84, "1.19× more"),
+        (1.001, "≈ same"),
+    ],
+)
+def test_ratios_are_read_aloud(ratio, words):
+    assert times(ratio) == words
+
+
+def test_the_title_is_the_largest_change(make):
+    records = [
+        make.ok(make.case("indexer", "forward", head_chunk=c), s) for c, s in ((0, 1), (2, 0.98), (8, 1.3))
+    ]
+    assert title_of(records) == "Chunk 8 needs 1.30× more HBM than native at 8k"
+
+
+def test_one_line_is_printable_and_bounded():
+    assert one_line("\n \x1b[1mfirst\x1b[0m\tline\nsecond") == "first line"
+    assert len(one_line("x" * 500)) == 160
+    assert one_line("") == ""
