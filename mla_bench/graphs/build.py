@@ -19,6 +19,7 @@ from mla_bench.graphs.mla import MLA
 from mla_bench.graphs.rope import softmax_scale
 
 Params = PyTree[Float[Array, "..."]]
+AbstractParams = PyTree[jax.ShapeDtypeStruct]
 Inputs = Mapping[str, Array]
 Outputs = dict[str, Any]
 
@@ -137,7 +138,7 @@ def _mla(case: Case) -> Graph:
     return Graph(_of(case, forward, train), (params, inputs), chunk_applies=applies, note=note)
 
 
-def _abstract(create: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx.Module], Params]:
+def _abstract(create: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx.Module], AbstractParams]:
     """How to make the module from parameters, and the parameters' shapes; nothing is allocated."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: create(nnx.Rngs(0))))
 

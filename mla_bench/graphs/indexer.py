@@ -66,14 +66,14 @@ class Indexer(nnx.Module):
         )
 
 
-def causal_mask(rows: int) -> Bool[Array, "rows rows"]:
+def causal_mask(rows: int) -> Bool[Array, "1 rows rows"]:
     """True where key s is visible to query t, s <= t."""
     position = jnp.arange(rows)
-    return position[None, :] <= position[:, None]
+    return position[None, None, :] <= position[None, :, None]
 
 
 def select_topk(
-    score: Float[Array, "batch rows keys"], visible: Bool[Array, "rows keys"], topk: int
+    score: Float[Array, "batch rows keys"], visible: Bool[Array, "1 rows keys"], topk: int
 ) -> Bool[Array, "batch rows keys"]:
     """Mask of exactly min(topk, visible keys) selected keys a row, ties to the lowest position.
 

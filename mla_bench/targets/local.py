@@ -2,10 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import jax
+from typing import Any
 
 _GOOGLE = "0x1ae0"  # PCI vendor
 
@@ -28,14 +25,14 @@ def environment() -> dict[str, str]:
     return {} if has_accelerator() else {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 
 
-def local_devices() -> "list[jax.Device]":
-    """Devices of this machine, the accelerators where there are any."""
+def local_devices() -> list[Any]:
+    """The jax devices of this machine, the accelerators where there are any."""
     import jax
 
     return jax.local_devices()
 
 
-def local_limit(device: "jax.Device") -> int | None:
+def local_limit(device: Any) -> int | None:
     """HBM bytes that the runtime lets a program have on `device`; None where it does not say, as on a CPU."""
     return (device.memory_stats() or {}).get("bytes_limit")
 

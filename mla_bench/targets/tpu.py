@@ -6,14 +6,12 @@ Nothing of jax is imported until devices are asked for.
 import math
 import re
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mla_bench.errors import MlaBenchError
 from mla_bench.targets.chips import CHIPS, Chip
 
 if TYPE_CHECKING:
-    import jax
-
     from mla_bench.targets import Target
 
 # Chips of a host as libtpu lays them out, whatever the generation; a single chip is the one exception.
@@ -63,8 +61,8 @@ def environment() -> dict[str, str]:
     }
 
 
-def topology_devices(target: "Target") -> "list[jax.Device]":
-    """Devices of the slice `target`, to lower and compile for; none of them can run anything.
+def topology_devices(target: "Target") -> list[Any]:
+    """The jax devices of the slice `target`, to lower and compile for; none of them can run anything.
 
     Raises:
       MlaBenchError: libtpu is missing, or does not know the slice, or answers with another chip.
@@ -91,8 +89,8 @@ def topology_devices(target: "Target") -> "list[jax.Device]":
     kinds = {device.device_kind for device in devices}
     if kinds != {chip.device_kind} or len(devices) != target.devices:
         raise MlaBenchError(
-            f"target {target.name!r} should be {target.devices} devices of {chip.device_kind}, "
-            f"but libtpu gives {len(devices)} of {' and '.join(sorted(kinds))}"
+            f"target {target.name!r} is {target.devices} × {chip.device_kind}, "
+            f"but libtpu gives {len(devices)} × {' and '.join(sorted(kinds))}"
         )
     return devices
 

@@ -1,0 +1,199 @@
+import sys
+from dataclasses import fields
+from pathlib import Path
+from subprocess import run
+
+import pytest
+
+from mla_bench.errors import MlaBenchError
+from mla_bench.scenario import Scenario, expand, load_scenario, parse_list
+
+SCENARIOS = Path(__file__).parent.parent / "scenarios"
+
+
+def sweep(**flags):
+    return expand(Scenario(target=("v5p",)).override(**flags))
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text):
+        path = tmp_path / "sweep.toml"
+        path.write_text(text)
+        return load_scenario(path)
+
+    return load
+
+
+def test_quick_is_small_and_pr4564_is_whole():
+    quick = expand(load_scenario(SCENARIOS / "quick.toml"))
+    assert len(quick) <= 12
+    assert {case.target for case in quick} == {"v5p"}
+    whole = expand(load_scenario(SCENARIOS / "pr4564.toml"))
+    assert len(whole) == 4 * 5 * 3 * 2 * 2
+    assert {case.seq_len for case in whole} == {4096, 8192, 16384, 32768}
+    assert {case.head_chunk for case in whole} == {0, 2, 4, 8, 16}
+
+
+def test_file_takes_text_numbers_and_lists(load):
+    scenario = load('seq = ["4k", 8192, "8k"]\nchunk = 8\nworkload = "mla"\ntarget = ["v5litepod-16", "V5P"]')
+    assert scenario.seq == (4096, 8192)
+    assert scenario.chunk == (8,)
+    assert scenario.workload == ("mla",)
+    assert scenario.target == ("v5e:4x4", "v5p")
+
+
+def test_flags_go_before_the_file_and_the_file_before_the_defaults(load):
+    scenario = load('seq = "4k"\nchunk = [0, 8]').override(seq="16k,32k", mode=None)
+    assert (scenario.seq, scenario.chunk) == ((16384, 32768), (0, 8))
+    assert scenario.mode == Scenario().mode
+
+
+def test_cases_of_a_target_are_neighbours_and_chunks_of_a_length_too():
+    cases = sweep(target="v5p,v6e", seq="4k,8k", chunk="0,8")
+    places = [(case.target, case.seq_len, case.head_chunk) for case in cases]
+    assert places == [(t, s, c) for t in ("v5p", "v6e") for s in (4096, 8192) for c in (0, 8)]
+
+
+def test_no_case_comes_twice():
+    assert len(sweep(seq="8k,8192", chunk="0,0", target="v5p,v5p:1x1x1")) == 1
+    mixed = sweep(workload="indexer,mla", attention="dot-product,chunked", stage="sparse,dense", chunk="8")
+    ids = [case.case_id for case in mixed]
+    assert len(ids) == len(set(ids)) == 1 + 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "works"),
+    [
+        ({"chunk": "48", "workload": "indexer-loss"}, "1, 2, 4, 8, 16, 32, 64"),
+        ({"chunk": "256", "workload": "indexer-loss"}, "1, 2, 4, 8, 16, 32, 64"),
+        ({"chunk": "0,8,48", "workload": "mla"}, "1, 2, 4, 8, 16, 32, 64"),
+        ({"chunk": "128", "workload": "indexer"}, "1, 2, 4, 8, 16, 32, 64"),
+        ({"chunk": "256", "workload": "mla", "model": "deepseek-v3"}, "1, 2, 4, 8, 16, 32, 64, 128"),
+        ({"chunk": "64", "model": "deepseek-v3.2,glm-5"}, "1, 2, 4, 8, 16, 32"),
+    ],
+)
+def test_chunk_that_does_not_divide_every_head_count_is_refused(flags, works):
+    with pytest.raises(MlaBenchError, match=f"chunks that work: 0 \\(native\\), {works}$"):
+        sweep(**flags)
+
+
+def test_chunk_of_all_heads_runs():
+    assert sweep(chunk="64", workload="indexer")
+    assert sweep(chunk="128", workload="mla", model="deepseek-v3")
+
+
+def test_an_implementation_of_its_own_judges_its_chunks():
+    assert sweep(chunk="48", impl="some.package:build")[0].head_chunk == 48
+    with pytest.raises(MlaBenchError, match="chunk 48 does not divide"):
+        sweep(chunk="48", impl="built-in,some.package:build")
+
+
+@pytest.mark.parametrize("workload", ["indexer", "indexer-loss"])
+def test_model_without_an_indexer_offers_mla_alone(workload):
+    with pytest.raises(MlaBenchError, match="kimi-k2 has no indexer"):
+        sweep(model="kimi-k2", workload=workload)
+    assert sweep(model="kimi-k2", workload="mla")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"workload": "indexr"}, "--workload: unknown workload 'indexr'; did you mean indexer"),
+        ({"mode": "trian"}, "--mode: unknown mode 'trian'; did you mean train"),
+        ({"attention": "dot"}, "--attention: unknown attention 'dot'"),
+        ({"stage": "spars"}, "--stage: unknown stage 'spars'; did you mean sparse"),
+        ({"dtype": "bf16"}, "--dtype: unknown dtype 'bf16'"),
+        ({"model": "deepseek"}, "--model: unknown model 'deepseek'; did you mean deepseek-v3"),
+        ({"target": "v9"}, "--target: unknown target 'v9'"),
+        ({"seq": "8k,,16k"}, "--seq: item 2 of '8k,,16k' is empty; accepted are whole numbers"),
+        ({"seq": "0"}, "--seq: '0' is below 1"),
+        ({"chunk": "-1"}, "--chunk: '-1' is not a size"),
+        ({"model": "glm-5,"}, "--model: item 2 of 'glm-5,' is empty"),
+        ({"impl": "nowhere.py:build"}, "--impl: 'nowhere.py:build': there is no file nowhere.py"),
+        ({"impl": "build"}, "write package.module:function or file.py:function"),
+        ({"impl": "a b:build"}, "write package.module:function or file.py:function"),
+        ({"xla_options": ["fast"]}, "--xla-option: 'fast' is no option; write key=value"),
+        ({"xla_options": ["fast="]}, "write key=value"),
+        ({"xla_options": ["--fast=1"]}, "write key=value"),
+        ({"attention": "chunked", "workload": "indexer"}, "attention chunked changes none of these cases"),
+        ({"stage": "dense", "workload": "indexer"}, "stage dense changes none of these cases"),
+    ],
+)
+def test_wrong_flag_is_one_line_with_its_name(flags, words):
+    with pytest.raises(MlaBenchError) as refusal:
+        sweep(**flags)
+    assert words in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sequence = 8", "unknown key 'sequence'; did you mean seq? known: model"),
+        ("models = 'glm-5'", "unknown key 'models'; did you mean model"),
+        ("seq = 1.5", "seq: 1.5 is neither text nor a whole number"),
+        ("seq = []", "seq: the list is empty"),
+        ("seq = [['8k']]", "seq: ['8k'] is neither text"),
+        ("seq = '8k,16k'", "seq: '8k,16k' is not a size"),
+        ("seq = true", "seq: 'true' is not a size"),
+        ("mode = 'trian'", "mode: unknown mode 'trian'"),
+        ("xla_options = 3", "xla_options: must be a table"),
+        ("impl = 'mine.py:build'", "there is no file"),
+        ("seq = ", "is no TOML"),
+    ],
+)
+def test_wrong_file_is_one_line_with_file_and_key(load, text, words):
+    with pytest.raises(MlaBenchError) as refusal:
+        load(text)
+    assert "sweep.toml: " in str(refusal.value)
+    assert words in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_xla_option_given_twice_is_swept():
+    cases = sweep(xla_options=["a=1", "b=x=y", "a=2"], chunk="0")
+    assert [case.xla_options for case in cases] == [(("a", "1"), ("b", "x=y")), (("a", "2"), ("b", "x=y"))]
+
+
+def test_xla_options_in_a_file(load):
+    scenario = load("[xla_options]\nxla_a = [1, 2]\nxla_b = true")
+    assert scenario.xla_options == {"xla_a": ("1", "2"), "xla_b": ("true",)}
+
+
+def test_paths_in_a_file_are_beside_it(load, tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "tiny.toml").write_text(
+        "hidden = 64\nheads = 4\nkv_lora = 16\nqk_nope_dim = 8\nqk_rope_dim = 4\nv_dim = 8\n"
+    )
+    text = 'model = "tiny.toml"\nimpl = ["mine.py:build", "built-in"]\nworkload = "mla"\nchunk = 0'
+    cases = expand(load(text))
+    assert [case.impl for case in cases] == [f"{tmp_path}/mine.py:build", "built-in"]
+    assert {case.model.name for case in cases} == {"tiny"}
+
+
+def test_two_models_of_one_name_are_refused(load, tmp_path):
+    for folder, heads in (("a", 4), ("b", 8)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tiny.toml").write_text(
+            f"hidden = 64\nheads = {heads}\nkv_lora = 16\nqk_nope_dim = 8\nqk_rope_dim = 4\nv_dim = 8\n"
+        )
+    with pytest.raises(MlaBenchError, match="different models share a name: tiny, tiny"):
+        expand(load('model = ["a/tiny.toml", "b/tiny.toml"]\nworkload = "mla"'))
+
+
+def test_list_items_are_stripped():
+    assert parse_list("a, b,c") == ["a", "b", "c"]
+
+
+def test_every_axis_has_a_default_that_expands():
+    assert {field.name for field in fields(Scenario)} >= {"model", "seq", "chunk", "target", "xla_options"}
+    assert expand(Scenario(target=("v5p",)))
+
+
+def test_import_is_light():
+    heavy = "{'jax', 'numpy', 'msgspec', 'pandas', 'typer'}"
+    run(
+        [sys.executable, "-c", f"import sys, mla_bench.scenario; assert not {heavy} & set(sys.modules)"],
+        check=True,
+    )

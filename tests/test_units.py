@@ -1,0 +1,85 @@
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mla_bench.errors import MlaBenchError
+from mla_bench.units import GIB, format_gib, format_size, parse_size, parse_sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("32k", 32768),
+        ("32K", 32768),
+        ("32768", 32768),
+        ("32_768", 32768),
+        ("1.5k", 1536),
+        ("1m", 1048576),
+        ("1000", 1000),
+        (" 8k ", 8192),
+        ("0.5k", 512),
+    ],
+)
+def test_size_words(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["32kb", "0", "-1", "", "1.5", "k", "1e3", "32 k", "1,000", "0x10", "nan", "1.0001k", "_1"]
+)
+def test_what_is_no_size_is_refused_by_name_with_the_accepted_forms(text):
+    with pytest.raises(MlaBenchError) as refusal:
+        parse_size(text)
+    assert repr(text) in str(refusal.value)
+    assert "32768, 32_768, 32k, 1.5k, 1m" in str(refusal.value)
+
+
+def test_zero_is_a_size_only_where_it_means_something():
+    assert parse_size("0", minimum=0) == 0
+    assert parse_sizes("0,8,16", minimum=0) == (0, 8, 16)
+
+
+def test_list_keeps_its_order_and_drops_repetitions():
+    assert parse_sizes("32k, 8k,32768,8192") == (32768, 8192)
+
+
+@pytest.mark.parametrize(("text", "place"), [("8k,,16k", 2), ("8k,", 2), (",8k", 1), ("", 1)])
+def test_empty_item_is_refused_by_its_place(text, place):
+    with pytest.raises(MlaBenchError, match=f"^item {place} of {text!r} is empty; accepted are"):
+        parse_sizes(text)
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_format_and_parse_are_inverse(size):
+    assert parse_size(format_size(size), minimum=0) == size
+
+
+@given(st.integers(min_value=1, max_value=2**20), st.sampled_from(["", "k", "K", "m", "M"]))
+def test_whole_multiples_are_exact(number, suffix):
+    assert parse_size(f"{number}{suffix}") == number * {"": 1, "k": 2**10, "m": 2**20}[suffix.lower()]
+
+
+@given(st.text(alphabet="0159kKmM._-, ", max_size=6))
+def test_any_text_is_a_positive_size_or_refused(text):
+    with contextlib.suppress(MlaBenchError):
+        assert parse_size(text) > 0
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [
+        (None, ""),
+        (math.nan, ""),
+        (0, "0.00"),
+        (GIB, "1.00"),
+        (95.73 * GIB, "95.73"),
+        (-0.5 * GIB, "-0.50"),
+        (2**20, "0.000977"),
+        (2**31 * 128 * 4, "1024.00"),
+    ],
+)
+def test_memory_is_shown_in_gib(size_bytes, shown):
+    assert format_gib(size_bytes) == shown
