@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mla_bench import parity, reference
 from mla_bench.case import ATTENTIONS, MODES, STAGES, Case
 from mla_bench.models import IndexerDims, Model, Yarn
 
+YARN = Yarn(original_positions=4096, max_positions=163840, factor=40.0)
 MODEL = Model(
     name="tiny",
     source="like DeepSeek-V3.2, with as many indexer heads as heads",
@@ -24,7 +26,7 @@ MODEL = Model(
     qk_nope_dim=16,
     qk_rope_dim=8,
     v_dim=16,
-    yarn=Yarn(original_positions=4096, max_positions=163840, factor=40.0),
+    yarn=YARN,
     indexer=IndexerDims(heads=8, dim=16, topk=8),
 )
 CASE = Case(MODEL, "indexer", "forward", seq_len=24, batch=2, dtype="float32")
@@ -44,10 +46,8 @@ GRID = [
     ),
 ]
 
-GLM_LIKE = replace(
-    MODEL, yarn=None, rope_theta=1e6, indexer=replace(MODEL.indexer, heads=4, rope_interleaved=True)
-)
-V2_LITE_LIKE = replace(MODEL, q_lora=None, indexer=None, yarn=replace(MODEL.yarn, mscale=0.707))
+GLM_LIKE = replace(MODEL, yarn=None, rope_theta=1e6, indexer=IndexerDims(4, 16, 8, rope_interleaved=True))
+V2_LITE_LIKE = replace(MODEL, q_lora=None, indexer=None, yarn=replace(YARN, mscale=0.707))
 
 INDEXER_PARAMS = {"wq_b.kernel", "wk.kernel", "k_norm.scale", "k_norm.bias", "weights_proj.kernel"}
 MAIN_PARAMS = {"wq_a.kernel", "q_norm.scale", "wq_b.kernel", "wkv_a.kernel", "kv_norm.scale", "wkv_b.kernel"}
@@ -59,7 +59,7 @@ def names(row):
     return {output.name for output in row.outputs}
 
 
-def output(row, name):
+def output(row, name) -> Any:
     return next(output for output in row.outputs if output.name == name)
 
 
@@ -117,15 +117,15 @@ def cutoff_gap(case, arguments):
             name.removeprefix("indexer."): v for name, v in params.items() if name.startswith("indexer.")
         }
     score = reference.indexer_score(case.model, params, inputs["x"], inputs["q_latent"])
-    topk, gaps = case.model.indexer.topk, [np.inf]
+    topk, gap = case.model.indexer.topk, np.inf
     for batch, row in np.ndindex(score.shape[:2]):
         ranked = -np.sort(-score[batch, row, : row + 1])
         if row >= topk and ranked[topk - 1] != ranked[topk]:
-            gaps.append(ranked[topk - 1] - ranked[topk])
-    return min(gaps)
+            gap = min(gap, ranked[topk - 1] - ranked[topk])
+    return gap
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(
     workload=st.sampled_from(["indexer", "indexer-loss", "mla"]),
     mode=st.sampled_from(MODES),
@@ -235,6 +235,7 @@ TRAIN = replace(CASE, mode="train")
         (LOSS, "del outputs['loss']", "output loss is missing"),
         (TRAIN, "outputs['grad']['wk']['kernel'] *= 0", "grad.wk.kernel is zero"),
         (TRAIN, "outputs['grad']['wk']['kernel'] /= 0", "grad.wk.kernel is not finite"),
+        (CASE, "outputs['score'] = jnp.abs(outputs['score'])", "score is off by"),
         (CASE, "outputs['mask'] = jnp.where(outputs['mask'], 0.0, -1e9)", "mask is float32 instead of bool"),
         (
             CASE,
@@ -281,7 +282,7 @@ def test_an_implementation_with_other_arguments_is_compared_with_its_own_native(
 
 def test_a_row_knows_its_worst_output_and_is_plain_json():
     row = parity.compare(CASE)
-    assert row.worst.error == max(output.error for output in row.outputs)
+    assert row.worst == max(row.outputs, key=lambda output: output.error or 0)
     plain = json.loads(json.dumps(row.to_json(), allow_nan=False))
     assert plain["case_id"] == CASE.case_id
     assert [output["name"] for output in plain["outputs"]] == ["mask", "score"]
@@ -290,7 +291,7 @@ def test_a_row_knows_its_worst_output_and_is_plain_json():
 def test_shrinking_keeps_heads_and_therefore_chunks():
     large = replace(MODEL, hidden=7168, q_lora=1536, kv_lora=512, indexer=IndexerDims(64, 128, 2048))
     small = parity.shrink(large)
-    assert (small.heads, small.indexer.heads, small.yarn) == (8, 64, MODEL.yarn)
-    assert (small.hidden, small.q_lora, small.indexer.dim, small.indexer.topk) == (64, 48, 16, 8)
+    assert (small.hidden, small.heads, small.q_lora, small.yarn) == (64, 8, 48, YARN)
+    assert small.indexer == IndexerDims(heads=64, dim=16, topk=8)
     assert parity.shrink(V2_LITE_LIKE).q_lora is None
     assert parity.shrink(V2_LITE_LIKE).indexer is None
