@@ -52,10 +52,10 @@ class Case:
     impl: str = BUILT_IN
 
     @property
-    def scanned_heads(self) -> tuple[int, ...]:
-        """Head counts that the workload's scans run over; a head chunk divides each of them."""
-        indexer = (self.model.indexer.heads,) if self.model.indexer else ()
-        return indexer if self.workload == "indexer" else (*indexer, self.model.heads)
+    def scanned_heads(self) -> dict[str, int]:
+        """Head counts, by name, that the workload's scans run over; a head chunk divides each of them."""
+        indexer = {"indexer heads": self.model.indexer.heads} if self.model.indexer else {}
+        return indexer if self.workload == "indexer" else indexer | {"heads": self.model.heads}
 
     @property
     def case_id(self) -> str:

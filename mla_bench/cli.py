@@ -27,7 +27,8 @@ app = typer.Typer(
 )
 
 _ScenarioFile = Annotated[
-    Path | None, typer.Argument(metavar="[SCENARIO.toml]", help="Sweep in a file; flags override it.", show_default=False)
+    Path | None,
+    typer.Argument(metavar="[SCENARIO.toml]", help="Sweep in a file; flags override it.", show_default=False),
 ]
 
 
@@ -46,7 +47,9 @@ _Attention = Annotated[
 ]
 _Stage = Annotated[str | None, _flag("Of the indexer's training: sparse (top-k mask), dense (warm-up).")]
 _Dtype = Annotated[str | None, _flag("bfloat16, float32.")]
-_Target = Annotated[str | None, _flag("Chips or slices, see [b]mla-bench targets[/b]; local is this machine.")]
+_Target = Annotated[
+    str | None, _flag("Chips or slices, see [b]mla-bench targets[/b]; local is this machine.")
+]
 _XlaOption = Annotated[
     list[str] | None,
     _flag("Compile option, repeatable; the same key again sweeps it.", "--xla-option", metavar="KEY=VALUE"),
@@ -128,7 +131,7 @@ def _echo_plan(console: "Console", cases: "Sequence[Case]") -> None:
 
     lengths = listed([f"{case.seq_len} ({format_size(case.seq_len)})" for case in cases])
     console.print(
-        f"{len(cases)} cases of {listed([case.model.name for case in cases])}"
+        f"{len(cases)} case{'s' if len(cases) > 1 else ''} of {listed([case.model.name for case in cases])}"
         f" for {listed([case.target for case in cases])}: sequence length {lengths};"
         f" head chunk {listed([str(case.head_chunk) for case in cases])}",
         highlight=False,
@@ -196,7 +199,7 @@ def parity(
 ) -> None:
     """Run every variant on the CPU, with the model's heads and tiny features, against a float64 reference."""
     from mla_bench.engine.parity import check_parity
-    from mla_bench.report.parity import parity_table, verdict
+    from mla_bench.report.parity import parity_tables, verdict
     from mla_bench.scenario import PARITY, expand
 
     chosen = PARITY.override(
@@ -211,12 +214,13 @@ def parity(
         dtype=dtype,
         impl=impl,
     )
-    rows = list(check_parity(expand(chosen), tolerance))
+    checked = list(check_parity(expand(chosen), tolerance))
     console = _console()
-    console.print(parity_table(rows))
-    for sentence in verdict(rows):
+    for table in parity_tables(checked):
+        console.print(table)
+    for sentence in verdict(checked):
         console.print(sentence, highlight=False, markup=False)
-    raise typer.Exit(0 if all(row.passed for row in rows) else 1)
+    raise typer.Exit(0 if all(row.passed for _, row in checked) else 1)
 
 
 @app.command()

@@ -1,12 +1,12 @@
 """What is installed, what is missing for which purpose, and how to get it."""
 
-import importlib.metadata
 import os
 import platform
 import shutil
 from dataclasses import dataclass
 
 from mla_bench.engine.workers import Death, run_each
+from mla_bench.record import installed_version
 from mla_bench.targets import default_target, environment, parse_target
 from mla_bench.targets.local import has_accelerator
 
@@ -36,26 +36,29 @@ def examine() -> list[Finding]:
         Finding("Python", platform.python_version()),
         *(_package(name, use) for name, use in _PACKAGES.items()),
         _machine(),
-        Finding("accelerator here", "yes" if has_accelerator() else "none; default target " + default_target()),
+        Finding(
+            "accelerator here", "yes" if has_accelerator() else "none; default target " + default_target()
+        ),
         _tpu_compiler(),
     ]
 
 
 def _package(name: str, use: str) -> Finding:
-    try:
-        return Finding(name, f"{importlib.metadata.version(name)}, {use}")
-    except importlib.metadata.PackageNotFoundError:
-        remedy = {
-            "libtpu": 'pip install "jax[tpu]" (Linux on x86-64 only)',
-            "xprof": "pip install tensorboard-plugin-profile",
-        }.get(name, f"pip install {name}")
-        return Finding(name, f"missing: {use}", ok=False, required=name != "xprof", remedy=remedy)
+    if version := installed_version(name):
+        return Finding(name, f"{version}, {use}")
+    remedy = {
+        "libtpu": 'pip install "jax[tpu]" (Linux on x86-64 only)',
+        "xprof": "pip install tensorboard-plugin-profile",
+    }.get(name, f"pip install {name}")
+    return Finding(name, f"missing: {use}", ok=False, required=name not in ("xprof", "libtpu"), remedy=remedy)
 
 
 def _machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     disk = shutil.disk_usage(".").free / 2**30
-    return Finding("this machine", f"{os.cpu_count()} cores, {memory:.0f} GiB memory, {disk:.0f} GiB free here")
+    return Finding(
+        "this machine", f"{os.cpu_count()} cores, {memory:.0f} GiB memory, {disk:.0f} GiB free here"
+    )
 
 
 def _tpu_compiler() -> Finding:
@@ -64,7 +67,9 @@ def _tpu_compiler() -> Finding:
     try:
         (kind,) = run_each(_device_kind, [target.name], environment(target))
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the installation is the finding
-        return Finding("TPU compiles", str(error).partition("\n")[0], ok=False, remedy='pip install -U "jax[tpu]"')
+        return Finding(
+            "TPU compiles", str(error).partition("\n")[0], ok=False, remedy='pip install -U "jax[tpu]"'
+        )
     if isinstance(kind, Death):
         return Finding("TPU compiles", kind.words, ok=False, remedy='pip install -U "jax[tpu]"')
     return Finding("TPU compiles", f"work without a TPU ({kind} opened)")

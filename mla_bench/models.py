@@ -68,6 +68,17 @@ class Model:
         return self.qk_nope_dim + self.qk_rope_dim
 
     @property
+    def indexer_dims(self) -> IndexerDims:
+        """The indexer of a model that has one.
+
+        Raises:
+          MlaBenchError: it has none.
+        """
+        if self.indexer is None:
+            raise MlaBenchError(f"{self.name} has no indexer")
+        return self.indexer
+
+    @property
     def workloads(self) -> tuple[str, ...]:
         """The workloads that this model offers; without an indexer only the whole layer."""
         return ("indexer", "indexer-loss", "mla") if self.indexer else ("mla",)

@@ -5,7 +5,14 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from mla_bench.record import Record
 from mla_bench.units import format_gib
@@ -14,7 +21,9 @@ from mla_bench.units import format_gib
 class Reporter(Protocol):
     """Takes each record as its case ends."""
 
-    def __call__(self, record: Record) -> None: ...
+    def __call__(self, record: Record) -> None:
+        """Shows how the case of `record` ended."""
+        ...
 
 
 @contextmanager
@@ -24,7 +33,14 @@ def progress(console: Console, names: Sequence[str]) -> Iterator[Reporter]:
         yield _plain(console, len(names))
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
         task = bar.add_task(names[0], total=len(names))
 
         def report(record: Record) -> None:

@@ -1,5 +1,6 @@
 """The record of a case: what was measured, or why it could not be. Standard library only."""
 
+import importlib.metadata
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -91,3 +92,11 @@ class Record:
 
 
 COLUMNS = tuple(field.name for field in fields(Record))
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, without importing it; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

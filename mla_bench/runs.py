@@ -1,12 +1,11 @@
 """The run directory: one manifest, append-only records, and what is made of them.
 
-    results/<name>/run.json        schema, command, versions, git, host
-                  /records.jsonl   one record a line, flushed and synced as each case ends
-                  /summary.csv, summary.md, plots/
-                  /xprof/          the compiles' HloProtos; `xprof --logdir` opens the folder
+results/<name>/run.json        schema, command, versions, git, host
+              /records.jsonl   one record a line, flushed and synced as each case ends
+              /summary.csv, summary.md, plots/
+              /xprof/          the compiles' HloProtos; `xprof --logdir` opens the folder
 """
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mla_bench.errors import MlaBenchError
-from mla_bench.record import SCHEMA, Record
+from mla_bench.record import SCHEMA, Record, installed_version
 
 _VERSIONS = ("mla-bench", "jax", "jaxlib", "libtpu", "flax", "xprof")
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -44,7 +43,9 @@ class Run:
             run = cls(path)
             run.manifest_path.write_text(json.dumps(_manifest(command), indent=2) + "\n")
         except OSError as error:
-            raise MlaBenchError(f"cannot write {path}: {error.strerror}; name another folder with --out") from error
+            raise MlaBenchError(
+                f"cannot write {path}: {error.strerror}; name another folder with --out"
+            ) from error
         return run
 
     @property
@@ -84,25 +85,22 @@ def _manifest(command: Sequence[str]) -> dict[str, Any]:
         "schema": SCHEMA,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(command),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _VERSIONS},
+        "versions": {"python": platform.python_version()}
+        | {name: installed_version(name) for name in _VERSIONS},
         "compiler_flags": {name: os.environ[name] for name in _COMPILER_FLAGS if name in os.environ},
         "git": _git_revision(),
         "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _git_revision() -> str | None:
     """Revision of the folder the command was given in, with `-dirty` where it has changes."""
     try:
         described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=True
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -106,8 +106,6 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
     if len({model.name for model in models}) < len(set(models)):
         raise MlaBenchError(f"different models share a name: {', '.join(model.name for model in models)}")
     _check_workloads(models, scenario.workload)
-    if BUILT_IN in scenario.impl:
-        _check_chunks(models, scenario)
     axes: dict[str, Iterable[Any]] = {
         "target": scenario.target,
         "model": models,
@@ -127,10 +125,12 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
     }
     points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     cases = tuple(dict.fromkeys(_without_idle_axes(Case(**point)) for point in points))
+    for case in cases:
+        _check_chunk(case)
     for name, place in (("attention", "mla"), ("stage", "indexer-loss and mla, of models with an indexer")):
-        used = {getattr(case, name) for case in cases}
-        if idle := [value for value in getattr(scenario, name) if value not in used]:
-            raise MlaBenchError(f"{name} {idle[0]} changes none of these cases; it is an axis of {place}")
+        values = getattr(scenario, name)
+        if not any(getattr(case, name) in values for case in cases):
+            raise MlaBenchError(f"{name} {values[0]} changes none of these cases; it is an axis of {place}")
     return cases
 
 
@@ -144,12 +144,6 @@ def parse_list(text: str) -> list[str]:
     if "" in items:
         raise MlaBenchError(f"item {items.index('') + 1} of {text!r} is empty")
     return items
-
-
-def head_counts(model: Model, workload: str) -> dict[str, int]:
-    """Number of heads by name, of all that a head chunk scans in `workload`."""
-    counts = {"indexer heads": model.indexer.heads} if model.indexer else {}
-    return counts if workload == "indexer" else counts | {"heads": model.heads}
 
 
 @contextmanager
@@ -175,9 +169,10 @@ def _values(name: str, texts: Iterable[str]) -> tuple[Any, ...]:
 
 
 def _name(kind: str, known: tuple[str, ...], text: str) -> str:
-    if text.lower() not in known:
+    name = _ALIASES.get(text.lower(), text.lower())
+    if name not in known:
         raise unknown_name(kind, text, known)
-    return text.lower()
+    return name
 
 
 def _model(text: str) -> str:
@@ -198,6 +193,7 @@ def _impl(text: str) -> str:
     return text
 
 
+_ALIASES = {"bf16": "bfloat16", "f32": "float32", "fp32": "float32"}
 _SMALLEST = {"seq": 1, "batch": 1, "chunk": 0}
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "model": _model,
@@ -256,20 +252,18 @@ def _check_workloads(models: Iterable[Model], workloads: Iterable[str]) -> None:
             )
 
 
-def _check_chunks(models: Iterable[Model], scenario: Scenario) -> None:
+def _check_chunk(case: Case) -> None:
     """Refuses a head chunk that does not divide all heads it would scan: it must not run as native."""
-    counts = {
-        f"{model.name} in {workload}": head_counts(model, workload)
-        for model, workload in itertools.product(models, scenario.workload)
-    }
-    common = math.gcd(*(count for heads in counts.values() for count in heads.values()))
-    for chunk, (what, heads) in itertools.product(scenario.chunk, counts.items()):
-        if chunk and any(count % chunk for count in heads.values()):
-            owned = " and ".join(f"{count} {name}" for name, count in heads.items())
-            works = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
-            raise MlaBenchError(
-                f"chunk {chunk} does not divide the {owned} of {what}; chunks that work: 0 (native), {works}"
-            )
+    heads = case.scanned_heads
+    if case.impl != BUILT_IN or not case.head_chunk or not any(n % case.head_chunk for n in heads.values()):
+        return
+    common = math.gcd(*heads.values())
+    owned = " and ".join(f"{count} {name}" for name, count in heads.items())
+    works = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
+    raise MlaBenchError(
+        f"chunk {case.head_chunk} does not divide the {owned} of {case.model.name} in {case.workload}; "
+        f"chunks that work: 0 (native), {works}"
+    )
 
 
 def _without_idle_axes(case: Case) -> Case:

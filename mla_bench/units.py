@@ -42,7 +42,9 @@ def parse_sizes(text: str, *, minimum: int = 1) -> tuple[int, ...]:
     items = text.split(",")
     for place, item in enumerate(items, start=1):
         if not item.strip():
-            raise MlaBenchError(f"item {place} of {text!r} is empty; accepted are {_FORMS}, separated by commas")
+            raise MlaBenchError(
+                f"item {place} of {text!r} is empty; accepted are {_FORMS}, separated by commas"
+            )
     return tuple(dict.fromkeys(parse_size(item, minimum=minimum) for item in items))
 
 

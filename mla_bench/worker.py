@@ -4,7 +4,6 @@ Runs in a process whose environment was set for the target before jax is importe
 only inside functions. This is the one place where any exception becomes a record.
 """
 
-import importlib.metadata
 import re
 import tempfile
 import time
@@ -17,7 +16,7 @@ from mla_bench.case import Case, Graph
 from mla_bench.measure.buffers import keep_profile
 from mla_bench.measure.memory import memory_fields, read_analysis
 from mla_bench.measure.oom import one_line, parse_oom
-from mla_bench.record import Record
+from mla_bench.record import Record, installed_version
 from mla_bench.targets import parse_target
 from mla_bench.targets.local import local_devices, local_limit
 from mla_bench.targets.tpu import topology_devices
@@ -47,9 +46,8 @@ def _measure(case: Case, profile: Path | None, known: dict[str, Any]) -> None:
 
     from mla_bench.graphs import load_implementation
 
-    known |= _versions()
     device, limit = _device(case.target)
-    known |= {"device_kind": device.device_kind, "hbm_limit_bytes": limit}
+    known |= {"device_kind": device.device_kind, "hbm_limit_bytes": limit} | _versions(device)
     graph = load_implementation(case.impl)(case)
     if not isinstance(graph, Graph):
         raise TypeError(f"{case.impl} returned a {type(graph).__name__}, not an mla_bench.Graph")
@@ -116,16 +114,10 @@ def _dtypes(outputs: Any) -> str:
     return " ".join(f"{name}:{'|'.join(sorted(found))}" for name, found in sorted(dtypes.items()))
 
 
-def _versions() -> dict[str, str | None]:
-    """Versions that a figure depends on."""
-
-    def version(package: str) -> str | None:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    return {package: version(package) for package in ("jax", "jaxlib", "libtpu")}
+def _versions(device: Any) -> dict[str, str | None]:
+    """Versions that a figure for `device` depends on."""
+    packages = ("jax", "jaxlib", "libtpu") if device.platform == "tpu" else ("jax", "jaxlib")
+    return {package: installed_version(package) for package in packages}
 
 
 def _words(error: Exception) -> str:
@@ -134,7 +126,7 @@ def _words(error: Exception) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not libraries & set(Path(frame.filename).parts)
+        if not libraries & set(Path(frame.filename).parts) and frame.filename != __file__
     ]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {one_line(str(error))}{where}"

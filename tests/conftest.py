@@ -4,7 +4,7 @@ import os
 
 from jaxtyping import install_import_hook
 
-# Tests in this process run on the CPU, whatever the machine has; compiles for TPUs have processes of their own.
+# Tests here run on the CPU, whatever the machine has; compiles for TPUs have processes of their own.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 

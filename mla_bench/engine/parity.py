@@ -13,14 +13,16 @@ from mla_bench.parity import ParityRow, compare, shrink
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 
 
-def check_parity(cases: Sequence[Case], tolerance: float | None) -> Iterator[ParityRow]:
-    """Verdict on each case, its model shrunk to tiny features.
+def check_parity(cases: Sequence[Case], tolerance: float | None) -> Iterator[tuple[Case, ParityRow]]:
+    """Each case with the verdict on it, its model shrunk to tiny features.
 
     Raises:
       MlaBenchError: an implementation cannot be run at all.
     """
     shrunk = [replace(case, model=shrink(case.model)) for case in cases]
-    for case, row in zip(cases, run_each(partial(compare, tolerance=tolerance), shrunk, _ENVIRONMENT), strict=True):
+    for case, row in zip(
+        cases, run_each(partial(compare, tolerance=tolerance), shrunk, _ENVIRONMENT), strict=True
+    ):
         if isinstance(row, Death):
             raise MlaBenchError(f"{case.case_id}: {row.words}")
-        yield row
+        yield case, row

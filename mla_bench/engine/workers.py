@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,13 +14,22 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _STDERR_LINES = 5
+# Severity, date, time, thread and source line, which the compiler puts before its words.
+_LOG_PREFIX = re.compile(r"^[IWEF]\d{4} \S+\s+\d+ \S+\] ")
 
 
 @dataclass(frozen=True)
 class Death:
-    """How a worker died over an item: the signal or exit code, and the last lines it wrote."""
+    """How a worker died over an item.
+
+    Attributes:
+      words: the signal or exit code, and the last lines it wrote.
+      killed: by a signal, an abort included; otherwise it ended itself, as over a flag that the
+        compiler does not know.
+    """
 
     words: str
+    killed: bool
 
 
 def run_each(
@@ -46,7 +56,7 @@ def run_each(
                 try:
                     yield pool.schedule(function, args=[item]).result()
                 except ProcessExpired as death:
-                    yield Death(_last_words(death.exitcode, stderr))
+                    yield Death(_last_words(death.exitcode, stderr), killed=death.exitcode < 0)
         finally:
             pool.stop()
             pool.join()
@@ -68,5 +78,5 @@ def _prepare(variables: Mapping[str, str], stderr: Path) -> None:
 def _last_words(exitcode: int, stderr: Path) -> str:
     how = signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
     lines = stderr.read_text(errors="replace").splitlines() if stderr.exists() else []
-    last = [line.strip() for line in lines if line.strip()][-_STDERR_LINES:]
+    last = [_LOG_PREFIX.sub("", line).strip() for line in lines if line.strip()][-_STDERR_LINES:]
     return " | ".join([f"worker died of {how}", *last])

@@ -36,6 +36,7 @@ def load_implementation(impl: str) -> Callable[[Case], Graph]:
     if not source.endswith(".py"):
         return getattr(importlib.import_module(source), function)
     spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+    assert spec is not None and spec.loader is not None  # a .py file has both
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, function)
@@ -51,13 +52,15 @@ def build(case: Case) -> Graph:
 
 
 def _indexer(case: Case) -> Graph:
-    """Scores and selection. `train` takes the gradient of the selected scores' sum, whose cotangent is
-    the selection itself: a gradient for exactly the scores that training would send one to."""
+    """Scores and selection; in `train` the gradient of the selected scores' sum.
+
+    That sum's cotangent is the selection itself: a gradient for exactly the scores that training sends one to.
+    """
     module, params = _abstract(lambda rngs: Indexer(case.model, _dtype(case), case.head_chunk, rngs=rngs))
 
     def forward(params: Params, inputs: Inputs) -> Outputs:
         score = module(params)(inputs["x"], inputs["q_latent"])
-        mask = select_topk(score, causal_mask(case.seq_len), case.model.indexer.topk)
+        mask = select_topk(score, causal_mask(case.seq_len), case.model.indexer_dims.topk)
         return {"score": score, "mask": mask}
 
     def train(params: Params, inputs: Inputs) -> Outputs:
@@ -80,7 +83,7 @@ def _indexer_loss(case: Case) -> Graph:
         score = module(params)(inputs["x"], inputs["q_latent"])
         mask = causal_mask(case.seq_len)
         if case.stage == "sparse":
-            mask = select_topk(score, mask, model.indexer.topk)
+            mask = select_topk(score, mask, model.indexer_dims.topk)
         target = attention_target(
             inputs["main_q"], inputs["main_k"], mask, softmax_scale(model), case.head_chunk
         )
@@ -99,12 +102,14 @@ def _indexer_loss(case: Case) -> Graph:
 
 
 def _mla(case: Case) -> Graph:
-    """The whole layer. `train` takes the cotangent of its output as an input, as the layers above would
-    hand it down, and gives the gradients of parameters and input."""
+    """The whole layer; in `train` with the gradients of parameters and input.
+
+    The cotangent of the output is an input there, as the layers above would hand it down.
+    """
     model, note = case.model, _loop_of_one(case)
     if model.indexer is not None and case.seq_len <= model.indexer.topk:
+        note = f"sequence <= top-k {model.indexer.topk}: all keys are selected, indexer and loss skipped"
         model = dataclasses.replace(model, indexer=None)
-        note = f"sequence <= top-k {case.model.indexer.topk}: all keys are selected, indexer and loss skipped"
     chunk_attention = case.attention == "chunked"
     module, params = _abstract(
         lambda rngs: MLA(
@@ -138,7 +143,9 @@ def _mla(case: Case) -> Graph:
     return Graph(_of(case, forward, train), (params, inputs), chunk_applies=applies, note=note)
 
 
-def _abstract(create: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx.Module], AbstractParams]:
+def _abstract(
+    create: Callable[[nnx.Rngs], nnx.Module],
+) -> tuple[Callable[[Params], nnx.Module], AbstractParams]:
     """How to make the module from parameters, and the parameters' shapes; nothing is allocated."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: create(nnx.Rngs(0))))
 
@@ -164,11 +171,11 @@ def _input(case: Case, *features: int) -> jax.ShapeDtypeStruct:
 
 
 def _indexer_inputs(case: Case) -> dict[str, jax.ShapeDtypeStruct]:
-    return {"x": _input(case, case.model.hidden), "q_latent": _input(case, case.model.q_lora)}
+    return {"x": _input(case, case.model.hidden), "q_latent": _input(case, case.model.q_lora or 0)}
 
 
 def _loop_of_one(case: Case) -> str:
     """A remark where the chunk holds all heads of the workload's scans."""
-    if set(case.scanned_heads) != {case.head_chunk}:
+    if set(case.scanned_heads.values()) != {case.head_chunk}:
         return ""
     return "head chunk holds all heads: native with a loop of one"

@@ -24,8 +24,9 @@ class Indexer(nnx.Module):
     """
 
     def __init__(self, model: Model, dtype: jnp.dtype, head_chunk: int, *, rngs: nnx.Rngs):
-        self.model, self.dims, self.head_chunk = model, model.indexer, head_chunk
+        self.model, self.dims, self.head_chunk = model, model.indexer_dims, head_chunk
         linear = {"use_bias": False, "dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+        assert model.q_lora is not None  # a model with an indexer has it
         self.wq_b = nnx.Linear(model.q_lora, self.dims.heads * self.dims.dim, **linear)
         self.wk = nnx.Linear(model.hidden, self.dims.dim, **linear)
         self.k_norm = nnx.LayerNorm(

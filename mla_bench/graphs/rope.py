@@ -14,7 +14,7 @@ from mla_bench.models import Model, Yarn
 
 
 def softmax_scale(model: Model) -> float:
-    """Factor on the main attention's logits: qk_dim^-½, times the square of YaRN's mscale where it extends."""
+    """Factor on the main attention's logits: qk_dim^-½, times YaRN's mscale squared where it extends."""
     yarn = model.yarn
     if yarn is None or yarn.max_positions <= yarn.original_positions:
         return model.qk_dim**-0.5

@@ -96,8 +96,10 @@ def _bytes(view: dict, field: str) -> int:
 
 @cache
 def _hlo_proto_class() -> type:
-    """Message class with the few fields of xla.HloProto that are read; names and numbers are from
-    xla/service/hlo.proto, and unknown fields are skipped by protobuf itself."""
+    """Message class with the few fields of xla.HloProto that are read.
+
+    Names and numbers are from xla/service/hlo.proto; protobuf itself skips the fields that are not here.
+    """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     field = descriptor_pb2.FieldDescriptorProto

@@ -1,5 +1,8 @@
-"""Memory of a compiled case, as fields of its record: HBM from the buffer assignment, the compiler's
-`memory_analysis()` beside it, and host memory where the compiler is the CPU's."""
+"""Memory of a compiled case, as fields of its record.
+
+HBM from the buffer assignment, the compiler's `memory_analysis()` beside it, and host memory where the
+compiler is the CPU's.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -92,13 +95,15 @@ def _hbm_fields(
 ) -> dict[str, Any]:
     """The part of a total that `memory_analysis()` knows, and the rest, called temporaries."""
     argument, output, _, alias = (analysis[field] for field in _SUMMED)
-    known = total is not None and argument is not None and output is not None
+    temp = None
+    if total is not None and argument is not None and output is not None:
+        temp = total - argument - output + (alias or 0)
     return {
         "hbm_total_bytes": total,
         "hbm_argument_bytes": argument,
         "hbm_output_bytes": output,
         "hbm_alias_bytes": alias,
-        "hbm_temp_bytes": total - argument - output + (alias or 0) if known else None,
+        "hbm_temp_bytes": temp,
         "hbm_limit_bytes": limit,
         "hbm_source": source if total is not None else None,
         "fits": total <= limit if total is not None and limit is not None else None,

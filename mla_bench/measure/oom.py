@@ -7,8 +7,6 @@ the problem. It is kept to be shown, never to be plotted or compared.
 import re
 from dataclasses import dataclass
 
-from mla_bench.units import GIB
-
 _SUFFIX = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _AMOUNT = r"(\d+(?:\.\d+)?)([KMGTPE]?)i?B?"
 # Each way the TPU compilers have of saying it: what they need, then what they have.
@@ -22,12 +20,14 @@ _FORMS = tuple(
     )
 )
 _MARK = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory", re.IGNORECASE)
-_MEMORY = re.compile(r"(?:memory in memory space|memory (?:on|in)|available)\s+(HBM|vmem|smem|cmem)", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"(?:memory in memory space|memory (?:on|in)|available)\s+(HBM|vmem|smem|cmem)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """What the compiler said: bytes needed and allowed (None where it named none), which memory, its words."""
+    """What the compiler said: bytes needed and allowed (None where it names none), which memory, its words."""
 
     needed_bytes: int | None
     allowed_bytes: int | None
@@ -46,7 +46,9 @@ def parse_oom(message: str) -> OutOfMemory | None:
     memory = _MEMORY.search(message)
     if figures is None and memory is None:
         return None
-    needed, allowed = (None, None) if figures is None else (_bytes(*figures.group(1, 2)), _bytes(*figures.group(3, 4)))
+    needed, allowed = (
+        (None, None) if figures is None else (_bytes(*figures.group(1, 2)), _bytes(*figures.group(3, 4)))
+    )
     return OutOfMemory(needed, allowed, _spelled(memory), one_line(message))
 
 

@@ -12,42 +12,55 @@ if TYPE_CHECKING:
 
 def target_table(rows: Iterable[Mapping[str, Any]]) -> "Table":
     """What each name of a target resolves to, a row as from `targets.describe`."""
-    table = _table("target", "is", "devices", "limit GiB", "bf16 TFLOP/s", "GB/s", "in the cloud")
-    table.title = "HBM limit: what the compiler allows on one device. Published: per chip, dense."
+    table = plain_table("name", "target", "jax calls it", "devices", "limit GiB", "TFLOP/s", "GB/s")
+    rows = list(rows)
     for row in rows:
-        kind = row["device_kind"] or "the devices of this machine"
-        layout = f" {row['layout']}" if row["layout"] and row["chips"] > 1 else ""
+        kind = row["device_kind"] or "(devices of this machine)"
         figures = (row[name] for name in ("devices", "hbm_limit_gib", "bf16_tflops", "hbm_gb_per_s"))
-        table.add_row(row["name"], kind + layout, *map(_cell, figures), _cell(row["cloud_names"]))
+        table.add_row(row["name"], row["target"], kind, *map(_cell, figures))
+    clouds = "; ".join(dict.fromkeys(row["cloud_names"] for row in rows if row["cloud_names"]))
+    table.caption = (
+        "limit: HBM that the compiler allows on one device. TFLOP/s (dense bfloat16) and GB/s: published, of "
+        f"one chip. A name alone is one chip; larger slices: v5p:4x4x4, or as in the cloud: {clouds}."
+    )
     return table
 
 
 def model_table(models: Iterable[Model]) -> "Table":
     """Dimensions of models and their source."""
-    table = _table("model", "hidden", "heads", "q_lora", "kv_lora", "qk", "v", "indexer", "source")
+    table = plain_table("model", "hidden", "heads", "q_lora", "kv_lora", "q·k", "v", "indexer")
+    models = list(models)
     for model in models:
         indexer = model.indexer
-        scans = f"{indexer.heads} × {indexer.dim}, top-{indexer.topk}" if indexer else "none: mla only"
+        scans = f"{indexer.heads}×{indexer.dim} top-{indexer.topk}" if indexer else "none"
         qk = f"{model.qk_nope_dim}+{model.qk_rope_dim}"
         numbers = model.hidden, model.heads, model.q_lora, model.kv_lora, qk, model.v_dim
-        table.add_row(model.name, *map(_cell, numbers), scans, model.source)
+        table.add_row(model.name, *map(_cell, numbers), scans)
+    table.caption = "\n".join(f"{model.name}: {model.source}" for model in models)
     return table
 
 
 def doctor_table(findings: Iterable[Finding]) -> "Table":
     """What was found, and what to do about what is not as it should be."""
-    table = _table("", "what", "found", "what to do")
+    table = plain_table("", "what", "found", "what to do")
     for finding in findings:
         mark = "ok" if finding.ok else "MISSING" if finding.required else "optional"
         table.add_row(mark, finding.subject, finding.found, finding.remedy)
     return table
 
 
-def _table(*headings: str) -> "Table":
+def plain_table(*headings: str) -> "Table":
+    """An empty table with `headings`, narrow enough for 80 columns."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
+    )
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
