@@ -36,7 +36,8 @@ def load_implementation(impl: str) -> Callable[[Case], Graph]:
     if not source.endswith(".py"):
         return getattr(importlib.import_module(source), function)
     spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-    assert spec is not None and spec.loader is not None  # a .py file has both
+    assert spec is not None  # a path that ends in .py has a loader
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, function)
@@ -54,7 +55,7 @@ def build(case: Case) -> Graph:
 def _indexer(case: Case) -> Graph:
     """Scores and selection; in `train` the gradient of the selected scores' sum.
 
-    That sum's cotangent is the selection itself: a gradient for exactly the scores that training sends one to.
+    That sum's cotangent is the selection itself: a gradient for just the scores that training sends one to.
     """
     module, params = _abstract(lambda rngs: Indexer(case.model, _dtype(case), case.head_chunk, rngs=rngs))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mla_bench.measure import buffers
+from mla_bench.units import MIB
 
 _ANALYSIS = {
     "analysis_argument_bytes": "argument_size_in_bytes",
@@ -87,7 +88,7 @@ def _tpu_fields(
         "onchip_peak_bytes": peaks.onchip_peak_bytes,
     }
     shared = sum(found.size for found in in_hbm if not found.thread_local)
-    return fields, _disagreements(total, shared, peaks.xprof_total_bytes, analysis["analysis_total_bytes"])
+    return fields, _disagreements(total, shared, peaks, analysis)
 
 
 def _hbm_fields(
@@ -110,11 +111,16 @@ def _hbm_fields(
     }
 
 
-def _disagreements(total: int, shared: int, xprof_total: int, analysis_total: int | None) -> str:
-    """A remark where XProf or `total_allocation_bytes` has another total than the allocations' sum."""
+def _disagreements(total: int, shared: int, peaks: buffers.Peaks, analysis: dict[str, int | None]) -> str:
+    """A remark where another source has another figure than the buffer assignment, and why if that is known."""
     said = []
-    if xprof_total != shared:
-        said.append(f"XProf's total is {xprof_total} bytes, the allocations' {shared}")
-    if analysis_total is not None and analysis_total != total:
-        said.append(f"total_allocation_bytes is {analysis_total}, the allocations' {total}")
+    if peaks.xprof_total_bytes != shared:
+        said.append(f"XProf's total is {peaks.xprof_total_bytes} bytes, the allocations' {shared}")
+    if analysis["analysis_total_bytes"] not in (None, total):
+        said.append(f"total_allocation_bytes is {analysis['analysis_total_bytes']}, the allocations' {total}")
+    onchip = (analysis["analysis_peak_bytes"] or 0) - peaks.hbm_live_peak_bytes
+    if onchip >= MIB:
+        said.append(
+            f"peak_memory_in_bytes counts {onchip / MIB:.0f} MiB on chip too, left out of the live peak"
+        )
     return "; ".join(said)

@@ -16,7 +16,7 @@ _FORMS = tuple(
         r"\(AMOUNT\) exceeds available \w+ \(AMOUNT\)",
         r"Used AMOUNT of AMOUNT",
         r"Requires AMOUNT, has AMOUNT",
-        r"allocation of size AMOUNT.*?limit AMOUNT",
+        r"allocation with size AMOUNT and limit AMOUNT",
     )
 )
 _MARK = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory", re.IGNORECASE)
@@ -27,7 +27,7 @@ _MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """What the compiler said: bytes needed and allowed (None where it names none), which memory, its words."""
+    """What the compiler said: bytes needed and allowed (None where not named), which memory, its words."""
 
     needed_bytes: int | None
     allowed_bytes: int | None
@@ -49,7 +49,8 @@ def parse_oom(message: str) -> OutOfMemory | None:
     needed, allowed = (
         (None, None) if figures is None else (_bytes(*figures.group(1, 2)), _bytes(*figures.group(3, 4)))
     )
-    return OutOfMemory(needed, allowed, _spelled(memory), one_line(message))
+    said = message[max(message.find("Ran out of memory"), 0) :]
+    return OutOfMemory(needed, allowed, _spelled(memory), one_line(said))
 
 
 def one_line(message: str, limit: int = 400) -> str:

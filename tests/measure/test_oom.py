@@ -1,0 +1,76 @@
+import pytest
+
+from mla_bench.measure.oom import one_line, parse_oom
+from mla_bench.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("words", "needed", "allowed", "memory"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for "
+            "HLO temporaries (49.26G) exceeds available HBM (31.24G). HLO module: jit_x.\nSee https://x for more.",
+            49.26,
+            31.24,
+            "HBM",
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.27G of 30.75G hbm. Exceeded hbm "
+            "capacity by 2.52G.",
+            33.27,
+            30.75,
+            "HBM",
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Requires 3.47E, has 14.49G",
+            3.47 * 2**30,
+            14.49,
+            "HBM",
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack. Used 20.00M of "
+            "16.00M vmem.",
+            20 / 1024,
+            16 / 1024,
+            "vmem",
+        ),
+    ],
+)
+def test_the_compilers_words_are_taken_apart(words, needed, allowed, memory):
+    oom = parse_oom(words)
+    assert oom.needed_bytes == pytest.approx(needed * GIB, rel=1e-9)
+    assert oom.allowed_bytes == pytest.approx(allowed * GIB, rel=1e-9)
+    assert oom.memory == memory
+    assert "\n" not in oom.words
+
+
+def test_the_line_that_says_it_is_kept():
+    oom = parse_oom(
+        "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\nRan out of memory in memory space vmem while "
+        "allocating on stack for %fusion. Scoped allocation with size 4.0K and limit 1.0K exceeded scoped vmem "
+        "limit by 3.0K.\nSee https://x"
+    )
+    assert (oom.needed_bytes, oom.allowed_bytes, oom.memory) == (4096, 1024, "vmem")
+    assert oom.words.startswith("Ran out of memory in memory space vmem while allocating on stack")
+
+
+def test_words_without_figures_are_still_out_of_memory():
+    oom = parse_oom("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
+    assert (oom.needed_bytes, oom.allowed_bytes, oom.memory) == (None, None, "HBM")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "INVALID_ARGUMENT: No such compile option: 'nonsense'",
+        "RESOURCE_EXHAUSTED: the lockfile /tmp/libtpu_lockfile is held by another process",
+        "",
+    ],
+)
+def test_other_errors_are_not_out_of_memory(words):
+    assert parse_oom(words) is None
+
+
+def test_one_line_skips_blanks_and_is_bounded():
+    assert one_line("\n  \n first \nsecond") == "first"
+    assert len(one_line("x" * 1000)) == 400

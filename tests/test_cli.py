@@ -1,0 +1,266 @@
+"""The command line on this machine's CPU, at tiny dimensions."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from command import ROOT, TINY, mla_bench, records_of
+
+LOCAL = ("sweep", "--model", TINY, "--target", "local", "--mode", "forward")
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+def one_line_refusal(process):
+    assert process.returncode == 2, process.stdout + process.stderr
+    assert process.stdout == ""
+    assert process.stderr.startswith("mla-bench: ")
+    assert process.stderr.count("\n") == 1
+    return process.stderr
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory):
+    """A sweep of the loss on the CPU, and the folder it left."""
+    out = tmp_path_factory.mktemp("scores") / "run"
+    process = mla_bench(
+        *LOCAL, "--workload", "indexer-loss", "--seq", "256", "--chunk", "0,1,4", "--out", out
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process, out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--seq", "32kb"), "32kb"),
+        (("--seq", "8k,,16k"), "item 2"),
+        (("--seq", "0"), "32k"),
+        (("--seq", "-1"), "-1"),
+        (("--chunk", "48"), "0 (native), 1, 2, 4, 8, 16, 32, 64"),
+        (("--chunk", "256"), "0 (native), 1, 2, 4, 8, 16, 32, 64"),
+        (("--target", "v9"), "v5p"),
+        (("--target", "TPU v5p"), "did you mean v5p?"),
+        (("--target", "v5p:3x3x3"), "v5p:2x2x"),
+        (("--target", ""), "empty"),
+        (("--model", "deepseek-v4"), "deepseek-v3.2"),
+        (("--model", "kimi-k2", "--workload", "indexer"), "mla"),
+        (("--impl", "nowhere.py:build"), "nowhere.py"),
+        (("--xla-option", "flag"), "key=value"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(flags, words, tmp_path):
+    assert words in one_line_refusal(mla_bench("sweep", *flags, "--out", tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scenario_that_is_not_there_is_one_line():
+    assert "nowhere.toml" in one_line_refusal(mla_bench("sweep", "nowhere.toml"))
+
+
+def test_a_run_is_never_overwritten(scores):
+    _, out = scores
+    before = (out / "records.jsonl").read_bytes()
+    assert "--out" in one_line_refusal(mla_bench(*LOCAL, "--chunk", "0", "--out", out))
+    assert (out / "records.jsonl").read_bytes() == before
+
+
+def test_sizes_are_echoed_as_whole_numbers(tmp_path):
+    flags = (
+        *LOCAL,
+        "--workload",
+        "indexer",
+        "--chunk",
+        "0",
+        "--seq",
+        "0.25k,256,2_56",
+        "--out",
+        tmp_path / "run",
+    )
+    process = mla_bench(*flags)
+    assert process.returncode == 0
+    assert "1 case of tiny for local: sequence length 256 (256)" in process.stdout
+
+
+def test_cpu_figures_are_host_memory_that_moves_with_the_chunk(scores):
+    process, out = scores
+    records = records_of(out)
+    totals = [records["indexer-loss", "forward", 256, chunk]["host_total_bytes"] for chunk in (0, 1, 4)]
+    # Which way it moves is the CPU compiler's business; the fields without temporaries would not move.
+    assert len(set(totals)) == 3
+    for record in records.values():
+        assert record["hbm_total_bytes"] is None
+        assert record["hbm_source"] is None
+        parts = [record[f"analysis_{part}_bytes"] for part in ("argument", "output", "temp")]
+        assert record["host_total_bytes"] == sum(parts) - record["analysis_alias_bytes"]
+    assert "host memory" in process.stdout
+    assert "never a stand-in for HBM" in process.stdout
+    assert not re.search(r"less|saving of", process.stdout.split("Figures of local")[0])
+
+
+def test_a_pipe_gets_text_of_80_columns(scores):
+    process, _ = scores
+    table = process.stdout[process.stdout.index("\n\n") : process.stdout.index("Written to")]
+    assert max(map(len, table.splitlines())) <= 80
+    assert not CONTROL.search(process.stdout)
+    assert process.stderr == ""
+
+
+def test_the_run_holds_what_its_last_line_says(scores):
+    process, out = scores
+    assert f"Written to {out}" in process.stdout
+    frame = pd.read_csv(out / "summary.csv")
+    assert list(frame.head_chunk) == [0, 1, 4]
+    assert frame.hbm_total_bytes.isna().all()
+    assert "host memory" in (out / "summary.md").read_text()
+    assert [path.suffix for path in (out / "plots").iterdir()] == [".png"]
+    manifest = json.loads((out / "run.json").read_text())
+    assert "sweep" in manifest["command"]
+
+
+def test_plots_need_no_display(tmp_path):
+    variables = {"MPLBACKEND": "TkAgg", "DISPLAY": ""}
+    flags = (*LOCAL, "--workload", "indexer", "--seq", "64", "--chunk", "0", "--out", tmp_path / "run")
+    process = mla_bench(*flags, **variables)
+    assert process.returncode == 0, process.stderr
+    assert list((tmp_path / "run" / "plots").glob("*.png"))
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"NO_COLOR": "1", "TERM": "xterm"}])
+def test_a_terminal_that_wants_it_plain_gets_no_colours(variables, tmp_path):
+    reader, writer = pty.openpty()
+    flags = (*LOCAL, "--workload", "indexer", "--seq", "64", "--chunk", "0,8", "--out", tmp_path / "run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mla_bench", *map(str, flags)],
+        stdout=writer,
+        stderr=writer,
+        cwd=ROOT,
+        env=os.environ | variables,
+    )
+    os.close(writer)
+    shown = b""
+    # The terminal ends with an error where the process has closed its side.
+    try:
+        while part := os.read(reader, 4096):
+            shown += part
+    except OSError:
+        pass
+    os.close(reader)
+    assert process.wait() == 0
+    assert b"host memory" in shown
+    colours = re.findall(rb"\x1b\[[0-9;]*m", shown)
+    assert all(not re.search(rb"3[0-7]|38|4[0-7]", colour) for colour in colours)
+    if variables["TERM"] == "dumb":
+        assert b"\x1b" not in shown
+
+
+def test_a_graph_that_kills_its_process_costs_one_case(tmp_path):
+    (tmp_path / "fatal.py").write_text(
+        "import os, signal, sys\n"
+        "from mla_bench.graphs import build as built_in\n"
+        "def build(case):\n"
+        "    if case.head_chunk == 2:\n"
+        "        print('about to go', file=sys.stderr, flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGABRT)\n"
+        "    if case.head_chunk == 4:\n"
+        "        raise ValueError('no chunk of 4 here')\n"
+        "    return built_in(case)\n"
+    )
+    out = tmp_path / "run"
+    flags = (*LOCAL, "--workload", "indexer", "--seq", "64", "--chunk", "0,1,2,4,8", "--out", out)
+    process = mla_bench(*flags, "--impl", f"{tmp_path / 'fatal.py'}:build")
+    assert process.returncode == 1
+    records = records_of(out)
+    statuses = {chunk: records["indexer", "forward", 64, chunk]["status"] for chunk in (0, 1, 2, 4, 8)}
+    assert statuses == {0: "ok", 1: "ok", 2: "crashed", 4: "error", 8: "ok"}
+    assert "SIGABRT" in records["indexer", "forward", 64, 2]["error"]
+    assert "about to go" in records["indexer", "forward", 64, 2]["error"]
+    assert records["indexer", "forward", 64, 4]["error"] == "ValueError: no chunk of 4 here (fatal.py:8)"
+    assert "Traceback" not in process.stdout + process.stderr
+
+
+def test_an_implementation_that_narrows_its_output_is_not_like_for_like(tmp_path):
+    (tmp_path / "narrow.py").write_text(
+        "import jax.numpy as jnp\n"
+        "from dataclasses import replace\n"
+        "from mla_bench.graphs import build as built_in\n"
+        "def build(case):\n"
+        "    graph = built_in(case)\n"
+        "    def narrowed(*arguments):\n"
+        "        out = graph.function(*arguments)\n"
+        "        return out | {'score': out['score'].astype(jnp.bfloat16)}\n"
+        "    return replace(graph, function=narrowed) if case.head_chunk else graph\n"
+    )
+    impl = ("--impl", f"{tmp_path / 'narrow.py'}:build", "--workload", "indexer", "--chunk", "0,4")
+    process = mla_bench(*LOCAL, *impl, "--seq", "64", "--out", tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert records["indexer", "forward", 64, 0]["output_dtypes"] == "mask:bool score:float32"
+    assert records["indexer", "forward", 64, 4]["output_dtypes"] == "mask:bool score:bfloat16"
+    assert "not like for like" in " ".join(process.stdout.split())
+
+    process = mla_bench("parity", "--model", TINY, "--mode", "forward", "--dtype", "bf16", *impl)
+    assert process.returncode == 1
+    words = " ".join(process.stdout.split())
+    assert "same rows overlap" in words
+    assert "bfloat16" in words.split("FAIL")[-1]
+    assert "float32" in words.split("FAIL")[-1]
+
+
+def test_parity_of_the_built_in_graphs_passes():
+    process = mla_bench("parity", "--model", TINY, "--chunk", "0,2,8", "--workload", "indexer,indexer-loss")
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "18 of 18 variants pass, compared with: float64 reference." in process.stdout
+
+
+def test_the_example_implementation_runs(tmp_path):
+    impl = ROOT / "scenarios" / "impls" / "attention_probabilities.py"
+    flags = ("--model", TINY, "--target", "local", "--mode", "forward,train", "--seq", "64", "--chunk", "0,2")
+    process = mla_bench("sweep", "--impl", f"{impl}:build", *flags, "--out", tmp_path / "run")
+    assert process.returncode == 0, process.stdout
+    dtypes = {record["output_dtypes"] for record in records_of(tmp_path / "run").values()}
+    assert dtypes == {"target:float32", "grad_k:bfloat16 grad_q:bfloat16"}
+
+
+@pytest.mark.parametrize("command", [(), ("sweep",), ("parity",), ("targets",), ("models",), ("doctor",)])
+def test_every_command_has_help(command):
+    process = mla_bench(*command, "--help")
+    assert process.returncode == 0
+    assert "Usage: mla-bench" in process.stdout.replace("python -m mla_bench", "mla-bench")
+
+
+def test_help_is_there_in_half_a_second():
+    def seconds():
+        start = time.perf_counter()
+        mla_bench("--help")
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_targets_say_what_a_name_resolves_to():
+    process = mla_bench("targets", "v5litepod-16", "v5e-16", "v5p-128", "v6e:4x4", "tpu7x-8")
+    rows = [line.split()[:2] for line in process.stdout.splitlines() if "TPU" in line]
+    assert rows[:5] == [
+        ["v5litepod-16", "v5e:4x4"],
+        ["v5e-16", "v5e:4x4"],
+        ["v5p-128", "v5p:4x4x4"],
+        ["v6e:4x4", "v6e:4x4"],
+        ["tpu7x-8", "tpu7x:2x2x1"],
+    ]
+
+
+def test_models_show_dimensions_and_sources():
+    process = mla_bench("models")
+    assert re.search(r"deepseek-v3.2 +7168 +128 +1536 +512 +128\+64 +128 +64×128 top-2048", process.stdout)
+    assert "config.json" in process.stdout
+
+
+def test_doctor_names_versions_and_opens_a_tpu():
+    process = mla_bench("doctor")
+    assert process.returncode == 0, process.stdout
+    assert "work without a TPU" in process.stdout
