@@ -1,5 +1,8 @@
 """The one error class for what the user can put right."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class MlaBenchError(Exception):
     """Bad input, or a surrounding that does not allow the request.
@@ -7,3 +10,13 @@ class MlaBenchError(Exception):
     The message is one line: what was wrong, and what would work. The command line prints it
     without a traceback and exits with 2.
     """
+
+
+def unknown_name(kind: str, text: str, known: Iterable[str], hint: str = "") -> MlaBenchError:
+    """The error for a name that is not among `known`: near matches first, then all of them."""
+    known = tuple(known)
+    near = get_close_matches(text.strip().lower(), known, n=3, cutoff=0.5)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+    return MlaBenchError(
+        f"unknown {kind} {text!r}{meant} known: {', '.join(known)}" + (f"; {hint}" if hint else "")
+    )

@@ -6,13 +6,11 @@ which checks a user's file, is imported where one is read.
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mla_bench.errors import MlaBenchError
+from mla_bench.errors import MlaBenchError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -184,16 +182,6 @@ def get_model(text: str) -> Model:
     if model := MODELS.get(text.strip().lower()):
         return model
     raise unknown_name("model", text, MODELS, "a path that ends in .toml is a model of your own")
-
-
-def unknown_name(kind: str, text: str, known: Iterable[str], hint: str = "") -> MlaBenchError:
-    """The error for a name that is not among `known`: near matches first, then all of them."""
-    known = tuple(known)
-    near = get_close_matches(text.strip().lower(), known, n=3, cutoff=0.5)
-    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
-    return MlaBenchError(
-        f"unknown {kind} {text!r}{meant} known: {', '.join(known)}" + (f"; {hint}" if hint else "")
-    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

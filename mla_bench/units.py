@@ -13,7 +13,7 @@ from mla_bench.errors import MlaBenchError
 GIB = 2**30
 MIB = 2**20
 
-_SIZE = re.compile(r"(\d+(?:_\d+)*(?:\.\d+)?)([km]?)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
 _FACTOR = {"": 1, "k": 1024, "m": 1024**2}
 _FORMS = "whole numbers and 1024s: 32768, 32_768, 32k, 1.5k, 1m"
 

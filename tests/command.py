@@ -10,13 +10,13 @@ ROOT = Path(__file__).parent.parent
 TINY = Path(__file__).parent / "data" / "tiny.toml"
 
 
-def mla_bench(*arguments, cwd=ROOT, **variables):
+def mla_bench(*arguments, **variables: str):
     """Runs the command to its end; the completed process with its outputs as text."""
     return subprocess.run(
         [sys.executable, "-m", "mla_bench", *map(str, arguments)],
         capture_output=True,
         text=True,
-        cwd=cwd,
+        cwd=ROOT,
         env=os.environ | {"COLUMNS": "80"} | variables,
         timeout=300,
         check=False,

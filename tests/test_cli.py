@@ -6,7 +6,6 @@ import pty
 import re
 import subprocess
 import sys
-import time
 
 import pandas as pd
 import pytest
@@ -233,13 +232,15 @@ def test_every_command_has_help(command):
     assert "Usage: mla-bench" in process.stdout.replace("python -m mla_bench", "mla-bench")
 
 
-def test_help_is_there_in_half_a_second():
+def test_help_takes_under_half_a_second():
+    # Of the processor: the clock on the wall would measure the tests beside this one.
     def seconds():
-        start = time.perf_counter()
+        before = os.times()
         mla_bench("--help")
-        return time.perf_counter() - start
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
 
-    assert min(seconds() for _ in range(5)) < 0.5
+    assert min(seconds() for _ in range(3)) < 0.5
 
 
 def test_targets_say_what_a_name_resolves_to():

@@ -103,7 +103,7 @@ def test_model_without_an_indexer_offers_mla_alone(workload):
         ({"mode": "trian"}, "--mode: unknown mode 'trian'; did you mean train"),
         ({"attention": "dot"}, "--attention: unknown attention 'dot'"),
         ({"stage": "spars"}, "--stage: unknown stage 'spars'; did you mean sparse"),
-        ({"dtype": "bf16"}, "--dtype: unknown dtype 'bf16'"),
+        ({"dtype": "fp16"}, "--dtype: unknown dtype 'fp16'"),
         ({"model": "deepseek"}, "--model: unknown model 'deepseek'; did you mean deepseek-v3"),
         ({"target": "v9"}, "--target: unknown target 'v9'"),
         ({"seq": "8k,,16k"}, "--seq: item 2 of '8k,,16k' is empty; accepted are whole numbers"),

@@ -112,7 +112,7 @@ def _hbm_fields(
 
 
 def _disagreements(total: int, shared: int, peaks: buffers.Peaks, analysis: dict[str, int | None]) -> str:
-    """A remark where another source has another figure than the buffer assignment, and why if that is known."""
+    """A remark where another source has another figure than the buffer assignment, and why if known."""
     said = []
     if peaks.xprof_total_bytes != shared:
         said.append(f"XProf's total is {peaks.xprof_total_bytes} bytes, the allocations' {shared}")

@@ -1,22 +1,29 @@
 import pytest
 
-from mla_bench.measure.oom import one_line, parse_oom
+from mla_bench.measure.oom import OutOfMemory, one_line, parse_oom
 from mla_bench.units import GIB
+
+
+def understood(message) -> OutOfMemory:
+    oom = parse_oom(message)
+    assert oom is not None
+    return oom
 
 
 @pytest.mark.parametrize(
     ("words", "needed", "allowed", "memory"),
     [
         (
-            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for "
-            "HLO temporaries (49.26G) exceeds available HBM (31.24G). HLO module: jit_x.\nSee https://x for more.",
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+            "required for HLO temporaries (49.26G) exceeds available HBM (31.24G). HLO module: jit_x.\n"
+            "See https://x for more.",
             49.26,
             31.24,
             "HBM",
         ),
         (
-            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.27G of 30.75G hbm. Exceeded hbm "
-            "capacity by 2.52G.",
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.27G of 30.75G hbm. "
+            "Exceeded hbm capacity by 2.52G.",
             33.27,
             30.75,
             "HBM",
@@ -28,8 +35,8 @@ from mla_bench.units import GIB
             "HBM",
         ),
         (
-            "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack. Used 20.00M of "
-            "16.00M vmem.",
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack. "
+            "Used 20.00M of 16.00M vmem.",
             20 / 1024,
             16 / 1024,
             "vmem",
@@ -37,7 +44,7 @@ from mla_bench.units import GIB
     ],
 )
 def test_the_compilers_words_are_taken_apart(words, needed, allowed, memory):
-    oom = parse_oom(words)
+    oom = understood(words)
     assert oom.needed_bytes == pytest.approx(needed * GIB, rel=1e-9)
     assert oom.allowed_bytes == pytest.approx(allowed * GIB, rel=1e-9)
     assert oom.memory == memory
@@ -45,17 +52,17 @@ def test_the_compilers_words_are_taken_apart(words, needed, allowed, memory):
 
 
 def test_the_line_that_says_it_is_kept():
-    oom = parse_oom(
-        "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\nRan out of memory in memory space vmem while "
-        "allocating on stack for %fusion. Scoped allocation with size 4.0K and limit 1.0K exceeded scoped vmem "
-        "limit by 3.0K.\nSee https://x"
+    oom = understood(
+        "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\nRan out of memory in memory space vmem "
+        "while allocating on stack for %fusion. Scoped allocation with size 4.0K and limit 1.0K exceeded "
+        "scoped vmem limit by 3.0K.\nSee https://x"
     )
     assert (oom.needed_bytes, oom.allowed_bytes, oom.memory) == (4096, 1024, "vmem")
     assert oom.words.startswith("Ran out of memory in memory space vmem while allocating on stack")
 
 
 def test_words_without_figures_are_still_out_of_memory():
-    oom = parse_oom("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
+    oom = understood("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
     assert (oom.needed_bytes, oom.allowed_bytes, oom.memory) == (None, None, "HBM")
 
 
