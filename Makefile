@@ -11,7 +11,7 @@ demo: $(READY)  ## what head chunking saves on one TPU v5p, as a table and plots
 	$(BIN)/mla-bench sweep scenarios/quick.toml --out results/demo
 
 test: $(READY)  ## all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff check .

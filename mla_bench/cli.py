@@ -103,7 +103,9 @@ def sweep(
         impl=impl,
     )
     cases = expand(chosen)
-    run = Run.create(out or default_path(scenario.stem if scenario else "sweep"), sys.argv)
+    run = Run.create(
+        out or default_path(scenario.stem if scenario else "sweep"), ["mla-bench", *sys.argv[1:]]
+    )
     console = _console()
     _echo_plan(console, cases)
     interrupted = _run_cases(console, run, cases)

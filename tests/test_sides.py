@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -10,6 +11,7 @@ PARENTS = {"typer", "rich", "pandas", "matplotlib", "pebble", "msgspec"}
 LIBRARIES = "import jax, numpy, jaxtyping\nfrom flax import nnx"
 
 
+@cache
 def imported_by(statement):
     """Top-level names of all modules that are there after `statement`."""
     code = f"import sys\n{statement}\nprint(*sorted(name.partition('.')[0] for name in sys.modules))"
