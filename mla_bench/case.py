@@ -4,13 +4,12 @@ Only the standard library is imported here: both sides of a worker's pipe share 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from mla_bench.models import Model
 from mla_bench.units import format_size
 
-WORKLOADS = ("indexer", "indexer-loss", "mla")
 MODES = ("forward", "train")
 ATTENTIONS = ("dot-product", "chunked")
 STAGES = ("sparse", "dense")
@@ -24,7 +23,7 @@ class Case:
 
     Attributes:
       model: attention dimensions.
-      workload: one of `WORKLOADS`.
+      workload: one of `models.WORKLOADS`.
       mode: `forward`, or `train` (value and gradients).
       seq_len: positions of a sequence; queries and keys are the same.
       batch: sequences at once.
@@ -60,15 +59,20 @@ class Case:
     @property
     def case_id(self) -> str:
         """Readable name, unique in a sweep; lists only what differs from the defaults."""
-        parts = [self.model.name, self.workload, self.mode, format_size(self.seq_len), self.target]
-        parts += [f"chunk={self.head_chunk}"] if self.head_chunk else []
-        parts += [f"batch={self.batch}"] if self.batch != 1 else []
-        parts += [f"attention={self.attention}"] if self.attention != "dot-product" else []
-        parts += [f"stage={self.stage}"] if self.stage != "sparse" else []
-        parts += [f"dtype={self.dtype}"] if self.dtype != "bfloat16" else []
-        parts += [f"{key}={value}" for key, value in self.xla_options]
-        parts += [f"impl={self.impl}"] if self.impl != BUILT_IN else []
-        return "/".join(parts)
+        point = [self.model.name, self.workload, self.mode, format_size(self.seq_len), self.target]
+        chunk = [f"chunk={self.head_chunk}"] if self.head_chunk else []
+        options = [f"{key}={value}" for key, value in self.xla_options]
+        return "/".join(point + chunk + differing(vars(self)) + options)
+
+
+# Axes that a name mentions only where they are not at their defaults.
+_QUIET = ("batch", "attention", "stage", "dtype", "impl")
+
+
+def differing(values: Mapping[str, Any]) -> list[str]:
+    """`name=value` of each quiet axis in `values` that is not at the default of `Case`."""
+    defaults = {field.name: field.default for field in fields(Case)}
+    return [f"{name}={values[name]}" for name in _QUIET if values[name] != defaults[name]]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 from mla_bench.errors import MlaBenchError, unknown_name
 
+WORKLOADS = ("indexer", "indexer-loss", "mla")
+
 
 @dataclass(frozen=True)
 class Yarn:
@@ -79,7 +81,7 @@ class Model:
     @property
     def workloads(self) -> tuple[str, ...]:
         """The workloads that this model offers; without an indexer only the whole layer."""
-        return ("indexer", "indexer-loss", "mla") if self.indexer else ("mla",)
+        return WORKLOADS if self.indexer else ("mla",)
 
 
 # DeepSeek-V3.2 inherits all but the indexer from V3; V2 and V2-Lite have another softmax temperature

@@ -8,6 +8,8 @@ from mla_bench.case import Case
 
 SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "crashed", "timeout")
+FAILED = ("error", "crashed", "timeout")  # running out of memory is a result
+VERSIONS = ("jax", "jaxlib", "libtpu")  # that a figure depends on
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mla_bench.case import ATTENTIONS, BUILT_IN, DTYPES, MODES, STAGES, WORKLOADS, Case
+from mla_bench.case import ATTENTIONS, BUILT_IN, DTYPES, MODES, STAGES, Case
 from mla_bench.errors import MlaBenchError, unknown_name
-from mla_bench.models import Model, get_model, read_toml
+from mla_bench.models import WORKLOADS, Model, get_model, read_toml
 from mla_bench.targets import default_target, parse_target
 from mla_bench.units import parse_size, parse_sizes
 

@@ -15,11 +15,12 @@ from typing import Any
 from mla_bench.case import Case, Graph
 from mla_bench.measure.buffers import keep_profile
 from mla_bench.measure.memory import memory_fields, read_analysis
-from mla_bench.measure.oom import one_line, parse_oom
+from mla_bench.measure.oom import parse_oom
 from mla_bench.record import Record, installed_version
 from mla_bench.targets import parse_target
 from mla_bench.targets.local import local_devices, local_limit
 from mla_bench.targets.tpu import topology_devices
+from mla_bench.text import one_line
 
 
 def run_case(case: Case, profile: Path | None = None) -> Record:

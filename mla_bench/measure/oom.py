@@ -7,6 +7,8 @@ the problem. It is kept to be shown, never to be plotted or compared.
 import re
 from dataclasses import dataclass
 
+from mla_bench.text import one_line
+
 _SUFFIX = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _AMOUNT = r"(\d+(?:\.\d+)?)([KMGTPE]?)i?B?"
 # Each way the TPU compilers have of saying it: what they need, then what they have.
@@ -51,12 +53,6 @@ def parse_oom(message: str) -> OutOfMemory | None:
     )
     said = message[max(message.find("Ran out of memory"), 0) :]
     return OutOfMemory(needed, allowed, _spelled(memory), one_line(said))
-
-
-def one_line(message: str, limit: int = 400) -> str:
-    """First line of a message that says something, shortened to `limit` characters."""
-    line = next((line.strip() for line in message.splitlines() if line.strip()), "")
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def _bytes(number: str, suffix: str) -> int:
