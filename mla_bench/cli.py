@@ -121,7 +121,8 @@ def _scenario(path: Path | None) -> "Scenario":
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console()
+    # What is printed is text: brackets are no markup, and figures need no colours of their own.
+    return Console(markup=False, highlight=False)
 
 
 def _echo_plan(console: "Console", cases: "Sequence[Case]") -> None:
@@ -136,21 +137,19 @@ def _echo_plan(console: "Console", cases: "Sequence[Case]") -> None:
         f"{len(cases)} case{'s' if len(cases) > 1 else ''} of {listed([case.model.name for case in cases])}"
         f" for {listed([case.target for case in cases])}: sequence length {lengths};"
         f" head chunk {listed([str(case.head_chunk) for case in cases])}",
-        highlight=False,
-        markup=False,
     )
 
 
 def _run_cases(console: "Console", run: "Run", cases: "Sequence[Case]") -> bool:
     """Runs and records `cases`; True when an interrupt from the keyboard ended that early."""
     from mla_bench.engine.sweep import run_cases
-    from mla_bench.progress import progress
+    from mla_bench.progress import progress, record_line
 
     try:
-        with progress(console, [case.case_id for case in cases]) as report:
+        with progress(console, [case.case_id for case in cases]) as ended:
             for record in run_cases(cases, run.profile_path):
                 run.append(record)
-                report(record)
+                ended(record_line(record))
     except KeyboardInterrupt:
         return True
     return False
@@ -166,14 +165,14 @@ def _render(console: "Console", run: "Run", interrupted: bool) -> int:
         return 130
     frame = to_frame(records)
     write_csv(frame, run.path / "summary.csv")
-    (run.path / "summary.md").write_text(summary_markdown(frame))
+    (run.path / "summary.md").write_text(summary_markdown(frame), encoding="utf-8")
     plots = write_plots(frame, run.path / "plots")
     console.print()
     console.print(terminal_tables(frame))
     for sentence in closing(frame):
-        console.print(sentence, highlight=False, markup=False)
+        console.print(sentence)
     written = "summary.md, summary.csv" + (f" and {len(plots)} plots" if plots else "")
-    console.print(f"\nWritten to {run.path}: {written}.", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nWritten to {run.path}: {written}.", soft_wrap=True)
     if interrupted:
         console.print("Interrupted: the cases above are all that ended.")
         return 130
@@ -221,7 +220,7 @@ def parity(
     for table in parity_tables(checked):
         console.print(table)
     for sentence in verdict(checked):
-        console.print(sentence, highlight=False, markup=False)
+        console.print(sentence)
     raise typer.Exit(0 if all(row.passed for _, row in checked) else 1)
 
 
@@ -231,9 +230,9 @@ def targets(
 ) -> None:
     """List what can be compiled for, with HBM limits, and what a name resolves to."""
     from mla_bench.report.lists import target_table
-    from mla_bench.targets import describe
+    from mla_bench.targets import named_targets
 
-    _console().print(target_table(describe(names) if names else describe()))
+    _console().print(target_table(named_targets(names)))
 
 
 @app.command()
@@ -258,6 +257,9 @@ def doctor() -> None:
 
 def main() -> None:
     """Entry point: bad input is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no × gets a question mark rather than nothing of the table.
+        stream.reconfigure(errors="replace")
     try:
         app()
     except MlaBenchError as error:

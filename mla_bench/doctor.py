@@ -9,12 +9,15 @@ from mla_bench.engine.workers import Death, run_each
 from mla_bench.record import installed_version
 from mla_bench.targets import default_target, environment, parse_target
 from mla_bench.targets.local import has_accelerator
+from mla_bench.text import one_line
+from mla_bench.units import GIB
 
 _PACKAGES = {
     "jax": "builds and lowers the graphs",
     "jaxlib": "belongs to jax",
     "flax": "the modules",
     "libtpu": "the TPU compiler",
+    "protobuf": "the buffer assignment, and so HBM totals",
     "xprof": "live peak and on-chip bytes",
 }
 
@@ -54,8 +57,8 @@ def _package(name: str, use: str) -> Finding:
 
 
 def _machine() -> Finding:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    disk = shutil.disk_usage(".").free / 2**30
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    disk = shutil.disk_usage(".").free / GIB
     return Finding(
         "this machine", f"{os.cpu_count()} cores, {memory:.0f} GiB memory, {disk:.0f} GiB free here"
     )
@@ -67,12 +70,13 @@ def _tpu_compiler() -> Finding:
     try:
         (kind,) = run_each(_device_kind, [target.name], environment(target))
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the installation is the finding
-        return Finding(
-            "TPU compiles", str(error).partition("\n")[0], ok=False, remedy='pip install -U "jax[tpu]"'
-        )
-    if isinstance(kind, Death):
-        return Finding("TPU compiles", kind.words, ok=False, remedy='pip install -U "jax[tpu]"')
-    return Finding("TPU compiles", f"work without a TPU ({kind} opened)")
+        kind = Death(one_line(str(error)), killed=False)
+    if isinstance(kind, str):
+        return Finding("TPU compiles", f"work without a TPU ({kind} opened)")
+    # Where there is no libtpu, that is the finding, and local is still there to compile for.
+    there = installed_version("libtpu") is not None
+    remedy = 'pip install -U "jax[tpu]"' if there else "see libtpu"
+    return Finding("TPU compiles", kind.words, ok=False, required=there, remedy=remedy)
 
 
 def _device_kind(target_name: str) -> str:

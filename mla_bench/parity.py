@@ -185,7 +185,7 @@ def _native(case: Case) -> Case:
 
 @lru_cache(maxsize=4)
 def _graph(case: Case) -> Graph:
-    from mla_bench.graphs import load_implementation
+    from mla_bench.implementation import load_implementation
 
     return load_implementation(case.impl)(case)
 

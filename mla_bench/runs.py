@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from mla_bench.errors import MlaBenchError
-from mla_bench.record import SCHEMA, Record, installed_version
+from mla_bench.record import SCHEMA, VERSIONS, Record, installed_version
 
-_VERSIONS = ("mla-bench", "jax", "jaxlib", "libtpu", "flax", "xprof")
+_PACKAGES = ("mla-bench", *VERSIONS, "flax", "xprof")
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
@@ -41,7 +41,9 @@ class Run:
             if any(path.iterdir()):
                 raise MlaBenchError(f"{path} is not empty; name another folder with --out, or remove it")
             run = cls(path)
-            run.manifest_path.write_text(json.dumps(_manifest(command), indent=2) + "\n")
+            run.records_path.touch()
+            manifest = json.dumps(_manifest(command), indent=2)
+            run.manifest_path.write_text(manifest + "\n", encoding="utf-8")
         except OSError as error:
             raise MlaBenchError(
                 f"cannot write {path}: {error.strerror}; name another folder with --out"
@@ -64,15 +66,24 @@ class Run:
         return self.path / "xprof" / "plugins" / "profile" / self.path.name
 
     def append(self, record: Record) -> None:
-        """Writes one record, on the disk when this returns."""
-        with self.records_path.open("a") as file:
-            file.write(json.dumps(record.to_json()) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Writes one record, on the disk when this returns.
+
+        Raises:
+          MlaBenchError: it cannot be written; those before it stay.
+        """
+        try:
+            with self.records_path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record.to_json()) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise MlaBenchError(
+                f"cannot write {self.records_path}: {error.strerror}; the records before it are kept"
+            ) from error
 
     def records(self) -> list[dict[str, Any]]:
         """All records, in the order in which their cases ended."""
-        return [json.loads(line) for line in self.records_path.read_text().splitlines()]
+        return [json.loads(line) for line in self.records_path.read_text(encoding="utf-8").splitlines()]
 
 
 def default_path(title: str) -> Path:
@@ -86,7 +97,7 @@ def _manifest(command: Sequence[str]) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(command),
         "versions": {"python": platform.python_version()}
-        | {name: installed_version(name) for name in _VERSIONS},
+        | {name: installed_version(name) for name in _PACKAGES},
         "compiler_flags": {name: os.environ[name] for name in _COMPILER_FLAGS if name in os.environ},
         "git": _git_revision(),
         "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},

@@ -1,34 +1,35 @@
 """Sweeps: a TOML file, flags over it, and the validated cases of both; every error comes before any compile.
 
-A file's keys are the fields of `Scenario`, each with one value or a list of them.
+A file's keys are the axes of `Scenario`, each with one value or a list of them.
 """
 
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mla_bench.case import ATTENTIONS, BUILT_IN, DTYPES, MODES, STAGES, Case
 from mla_bench.errors import MlaBenchError, unknown_name
-from mla_bench.models import WORKLOADS, Model, get_model, read_toml
+from mla_bench.models import MODELS, WORKLOADS, Model, get_model, read_toml
 from mla_bench.targets import default_target, parse_target
-from mla_bench.units import parse_size, parse_sizes
+from mla_bench.units import parse_size
 
 
 @dataclass(frozen=True)
 class Scenario:
     """The axes of a sweep; its cases are their product.
 
-    `model` holds names or paths of TOML files, `target` canonical names, `impl` what `Case.impl` says,
-    and `xla_options` the values of each compile option. The rest is as in `Case`.
+    `target` holds canonical names, `impl` what `Case.impl` says, and `xla_options` the values of each
+    compile option. The rest is as in `Case`. `given` names the axes that a file or a flag gave: a default
+    gives way where a model or an implementation has no use for it, and what was given does not.
     """
 
-    model: tuple[str, ...] = ("deepseek-v3.2",)
+    model: tuple[Model, ...] = (MODELS["deepseek-v3.2"],)
     workload: tuple[str, ...] = ("indexer-loss",)
     mode: tuple[str, ...] = ("train",)
     seq: tuple[int, ...] = (8192,)
@@ -40,6 +41,7 @@ class Scenario:
     target: tuple[str, ...] = field(default_factory=lambda: (default_target(),))
     xla_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     impl: tuple[str, ...] = (BUILT_IN,)
+    given: frozenset[str] = frozenset()
 
     def override(self, xla_options: Iterable[str] | None = None, **flags: str | None) -> "Scenario":
         """This scenario with the axes that flags give; None is a flag that was not given.
@@ -51,11 +53,15 @@ class Scenario:
         Raises:
           MlaBenchError: a value is not one of its axis; the message names flag and value.
         """
-        given: dict[str, Any] = {name: _flag(name, text) for name, text in flags.items() if text is not None}
+        axes: dict[str, Any] = {}
+        for name, text in flags.items():
+            if text is not None:
+                with _at(f"--{name}"):
+                    axes[name] = _values(name, _split(text))
         if xla_options:
             with _at("--xla-option"):
-                given["xla_options"] = _xla_options(xla_options)
-        return replace(self, **given)
+                axes["xla_options"] = _xla_options(xla_options)
+        return replace(self, **axes, given=self.given | axes.keys())
 
 
 # What `parity` runs unless told otherwise: tiny, in both modes and both stages, where float32 can be judged.
@@ -77,7 +83,7 @@ def load_scenario(path: Path) -> Scenario:
     Raises:
       MlaBenchError: the file cannot be read, or a key or value is unknown; the message names both.
     """
-    known = [axis.name for axis in fields(Scenario)]
+    known = [*_PARSERS, "xla_options"]
     axes: dict[str, Any] = {}
     for key, value in read_toml(path).items():
         with _at(str(path)):
@@ -88,7 +94,7 @@ def load_scenario(path: Path) -> Scenario:
                 axes[key] = _xla_options(_pairs(value))
             else:
                 axes[key] = _values(key, [_beside(path, text) for text in _texts(value)])
-    return Scenario(**axes)
+    return Scenario(**axes, given=frozenset(axes))
 
 
 def expand(scenario: Scenario) -> tuple[Case, ...]:
@@ -96,19 +102,19 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
 
     Those of one target are neighbours, and so, within, are the chunks of one sequence length. An
     axis that a built-in workload does not have (`attention` beyond `mla`, `stage` where there is no
-    indexer to train) stays at its default there and multiplies nothing.
+    indexer to train) stays at its default there and multiplies nothing. So do both in an implementation
+    of a user's own, unless they were given; and unless workloads were, a model runs those that it offers.
 
     Raises:
       MlaBenchError: a model does not offer a workload, a head chunk does not divide the heads, or a
         value of an axis applies to no workload.
     """
-    models = [get_model(name) for name in scenario.model]
-    if len({model.name for model in models}) < len(set(models)):
-        raise MlaBenchError(f"different models share a name: {', '.join(model.name for model in models)}")
-    _check_workloads(models, scenario.workload)
+    names = [model.name for model in scenario.model]
+    if len(set(names)) < len(names):
+        raise MlaBenchError(f"different models share a name: {', '.join(names)}")
     axes: dict[str, Iterable[Any]] = {
         "target": scenario.target,
-        "model": models,
+        "model": scenario.model,
         "workload": scenario.workload,
         "mode": scenario.mode,
         "impl": scenario.impl,
@@ -124,7 +130,7 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
         "head_chunk": scenario.chunk,
     }
     points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-    cases = tuple(dict.fromkeys(_without_idle_axes(Case(**point)) for point in points))
+    cases = tuple(dict.fromkeys(_settled(Case(**point), scenario.given) for point in points))
     for case in cases:
         _check_chunk(case)
     for name, place in (("attention", "mla"), ("stage", "indexer-loss and mla, of models with an indexer")):
@@ -134,12 +140,8 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
     return cases
 
 
-def parse_list(text: str) -> list[str]:
-    """The items of a comma-separated list.
-
-    Raises:
-      MlaBenchError: an item is empty; the message names it.
-    """
+def _split(text: str) -> list[str]:
+    """The items of a comma-separated list, none of them empty."""
     items = [item.strip() for item in text.split(",")]
     if "" in items:
         raise MlaBenchError(f"item {items.index('') + 1} of {text!r} is empty")
@@ -155,14 +157,6 @@ def _at(where: str) -> Iterator[None]:
         raise MlaBenchError(f"{where}: {error}") from error
 
 
-def _flag(name: str, text: str) -> tuple[Any, ...]:
-    """Values of an axis from a flag's comma-separated `text`."""
-    with _at(f"--{name}"):
-        if name in _SMALLEST:
-            return parse_sizes(text, minimum=_SMALLEST[name])
-        return _values(name, parse_list(text))
-
-
 def _values(name: str, texts: Iterable[str]) -> tuple[Any, ...]:
     """Values of the axis `name` from their `texts`, each once."""
     return tuple(dict.fromkeys(_PARSERS[name](text) for text in texts))
@@ -173,10 +167,6 @@ def _name(kind: str, known: tuple[str, ...], text: str) -> str:
     if name not in known:
         raise unknown_name(kind, text, known)
     return name
-
-
-def _model(text: str) -> str:
-    return text if text.endswith(".toml") else get_model(text).name
 
 
 def _impl(text: str) -> str:
@@ -194,17 +184,19 @@ def _impl(text: str) -> str:
 
 
 _ALIASES = {"bf16": "bfloat16", "f32": "float32", "fp32": "float32"}
-_SMALLEST = {"seq": 1, "batch": 1, "chunk": 0}
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "model": _model,
+    "model": get_model,
     "workload": partial(_name, "workload", WORKLOADS),
     "mode": partial(_name, "mode", MODES),
+    "seq": parse_size,
+    "batch": parse_size,
+    "chunk": partial(parse_size, minimum=0),
     "dtype": partial(_name, "dtype", DTYPES),
     "attention": partial(_name, "attention", ATTENTIONS),
     "stage": partial(_name, "stage", STAGES),
     "target": lambda text: parse_target(text).name,
     "impl": _impl,
-} | {name: partial(parse_size, minimum=smallest) for name, smallest in _SMALLEST.items()}
+}
 
 
 def _xla_options(pairs: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -215,6 +207,8 @@ def _xla_options(pairs: Iterable[str]) -> dict[str, tuple[str, ...]]:
         if not re.fullmatch(r"[A-Za-z]\w*", key) or not value:
             example = "xla_tpu_scoped_vmem_limit_kib=65536"
             raise MlaBenchError(f"{pair!r} is no option; write key=value, such as {example}")
+        if key.startswith("xla_dump_"):
+            raise MlaBenchError(f"{key} is mla-bench's own: it reads what the compiler dumps; leave it out")
         options[key] = tuple(dict.fromkeys((*options.get(key, ()), value)))
     return options
 
@@ -243,15 +237,6 @@ def _beside(scenario: Path, text: str) -> str:
     return str(scenario.parent / text) if is_path else text
 
 
-def _check_workloads(models: Iterable[Model], workloads: Iterable[str]) -> None:
-    for model, workload in itertools.product(models, workloads):
-        if workload not in model.workloads:
-            raise MlaBenchError(
-                f"{model.name} has no indexer, so there is no workload {workload}; "
-                f"it offers: {', '.join(model.workloads)}"
-            )
-
-
 def _check_chunk(case: Case) -> None:
     """Refuses a head chunk that does not divide all heads it would scan: it must not run as native."""
     heads = case.scanned_heads
@@ -266,10 +251,26 @@ def _check_chunk(case: Case) -> None:
     )
 
 
-def _without_idle_axes(case: Case) -> Case:
-    """`case` with the axes that its built-in workload does not have at their defaults."""
-    if case.impl != BUILT_IN:
-        return case
-    attention = case.attention if case.workload == "mla" else ATTENTIONS[0]
-    stage = case.stage if case.workload != "indexer" and case.model.indexer else STAGES[0]
-    return replace(case, attention=attention, stage=stage)
+def _settled(case: Case, given: Container[str]) -> Case:
+    """`case` with a workload that its model offers, and at their defaults the axes that it does not have.
+
+    Raises:
+      MlaBenchError: the workload was given, and the model does not offer it.
+    """
+    model = case.model
+    if case.workload not in model.workloads:
+        if "workload" in given:
+            raise MlaBenchError(
+                f"{model.name} has no indexer, so there is no workload {case.workload}; "
+                f"it offers: {', '.join(model.workloads)}"
+            )
+        case = replace(case, workload=model.workloads[0])
+    if case.impl == BUILT_IN:
+        attends, trains = case.workload == "mla", case.workload != "indexer" and model.indexer
+    else:
+        attends, trains = "attention" in given, "stage" in given
+    return replace(
+        case,
+        attention=case.attention if attends else ATTENTIONS[0],
+        stage=case.stage if trains else STAGES[0],
+    )

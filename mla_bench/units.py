@@ -9,11 +9,13 @@ import re
 from fractions import Fraction
 
 from mla_bench.errors import MlaBenchError
+from mla_bench.text import one_line
 
 GIB = 2**30
 MIB = 2**20
 
-_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
+_LARGEST = 2**40  # beyond any tensor, and short enough to be shown
+_SIZE = re.compile(r"(?=.{1,40}$)([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
 _FACTOR = {"": 1, "k": 1024, "m": 1024**2}
 _FORMS = "whole numbers and 1024s: 32768, 32_768, 32k, 1.5k, 1m"
 
@@ -22,30 +24,19 @@ def parse_size(text: str, *, minimum: int = 1) -> int:
     """Whole number that `text` stands for: `32k` is 32768, `1.5k` is 1536.
 
     Raises:
-      MlaBenchError: `text` is no size, is not whole, or is below `minimum`.
+      MlaBenchError: `text` is no size, is not whole, or is below `minimum` or beyond 2⁴⁰.
     """
     match = _SIZE.fullmatch(text.strip())
     value = Fraction(match[1].replace("_", "")) * _FACTOR[match[2].lower()] if match else None
     if value is None or value.denominator != 1:
-        raise MlaBenchError(f"{text!r} is not a size; accepted are {_FORMS}")
-    if value < minimum:
-        raise MlaBenchError(f"{text!r} is below {minimum}, the smallest size here; accepted are {_FORMS}")
-    return int(value)
-
-
-def parse_sizes(text: str, *, minimum: int = 1) -> tuple[int, ...]:
-    """The sizes of a comma-separated list, in its order, each once.
-
-    Raises:
-      MlaBenchError: an item is empty or is no size; the message names the item.
-    """
-    items = text.split(",")
-    for place, item in enumerate(items, start=1):
-        if not item.strip():
-            raise MlaBenchError(
-                f"item {place} of {text!r} is empty; accepted are {_FORMS}, separated by commas"
-            )
-    return tuple(dict.fromkeys(parse_size(item, minimum=minimum) for item in items))
+        fault = "is not a size"
+    elif value < minimum:
+        fault = f"is below {minimum}, the smallest size here"
+    elif value > _LARGEST:
+        fault = f"is above {_LARGEST:_}, the largest size here"
+    else:
+        return int(value)
+    raise MlaBenchError(f"{one_line(text, 40)!r} {fault}; accepted are {_FORMS}")
 
 
 def format_size(size: int) -> str:

@@ -4,23 +4,23 @@ Runs in a process whose environment was set for the target before jax is importe
 only inside functions. This is the one place where any exception becomes a record.
 """
 
-import re
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mla_bench.case import Case, Graph
+from mla_bench.implementation import load_implementation
 from mla_bench.measure.buffers import keep_profile
 from mla_bench.measure.memory import memory_fields, read_analysis
 from mla_bench.measure.oom import parse_oom
-from mla_bench.record import Record, installed_version
+from mla_bench.record import VERSIONS, Record, installed_version
 from mla_bench.targets import parse_target
 from mla_bench.targets.local import local_devices, local_limit
 from mla_bench.targets.tpu import topology_devices
-from mla_bench.text import one_line
+from mla_bench.text import file_stem, one_line
 
 
 def run_case(case: Case, profile: Path | None = None) -> Record:
@@ -31,10 +31,10 @@ def run_case(case: Case, profile: Path | None = None) -> Record:
     known: dict[str, Any] = {}
     try:
         _measure(case, profile, known)
-    except Exception as error:  # noqa: BLE001 - the boundary: whatever a graph or a compiler raises
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a graph or a compiler raises
         oom = parse_oom(str(error))
         if oom is None:
-            return Record.of(case, "error", error=_words(error), **known)
+            return Record.of(case, "error", error=error_words(error), **known)
         known |= {"oom_needed_bytes": oom.needed_bytes, "oom_allowed_bytes": oom.allowed_bytes}
         known |= {"oom_memory": oom.memory, "fits": False}
         return Record.of(case, "oom", error=oom.words, **known)
@@ -45,8 +45,6 @@ def _measure(case: Case, profile: Path | None, known: dict[str, Any]) -> None:
     """Fills `known` with record fields as they become known, so that a failure keeps those before it."""
     import jax
 
-    from mla_bench.graphs import load_implementation
-
     device, limit = _device(case.target)
     known |= {"device_kind": device.device_kind, "hbm_limit_bytes": limit} | _versions(device)
     graph = load_implementation(case.impl)(case)
@@ -54,7 +52,7 @@ def _measure(case: Case, profile: Path | None, known: dict[str, Any]) -> None:
         raise TypeError(f"{case.impl} returned a {type(graph).__name__}, not an mla_bench.Graph")
     known |= {"chunk_applies": graph.chunk_applies, "note": graph.note or None}
 
-    name = re.sub(r"\W+", "_", case.case_id)
+    name = file_stem(case.case_id)
     start = time.perf_counter()
     lowered = jax.jit(_named(graph.function, name)).lower(*_placed(graph.arguments, device))
     known |= {"lower_s": time.perf_counter() - start, "output_dtypes": _dtypes(lowered.out_info)}
@@ -111,17 +109,19 @@ def _dtypes(outputs: Any) -> str:
     """`name:dtype` of each named output, with each of its dtypes where it is a tree."""
     import jax
 
+    if not isinstance(outputs, Mapping):
+        raise TypeError(f"a graph's function returns outputs by name, not a {type(outputs).__name__}")
     dtypes = {name: {str(leaf.dtype) for leaf in jax.tree.leaves(tree)} for name, tree in outputs.items()}
     return " ".join(f"{name}:{'|'.join(sorted(found))}" for name, found in sorted(dtypes.items()))
 
 
 def _versions(device: Any) -> dict[str, str | None]:
     """Versions that a figure for `device` depends on."""
-    packages = ("jax", "jaxlib", "libtpu") if device.platform == "tpu" else ("jax", "jaxlib")
-    return {package: installed_version(package) for package in packages}
+    on_tpu = device.platform == "tpu"
+    return {package: installed_version(package) for package in VERSIONS if on_tpu or package != "libtpu"}
 
 
-def _words(error: Exception) -> str:
+def error_words(error: BaseException) -> str:
     """One line: type, first line of the message, and the last line of ours or the user's that was in it."""
     libraries = {"jax", "jaxlib", "flax"}
     frames = [

@@ -1,12 +1,9 @@
-import sys
-from dataclasses import fields
 from pathlib import Path
-from subprocess import run
 
 import pytest
 
 from mla_bench.errors import MlaBenchError
-from mla_bench.scenario import Scenario, expand, load_scenario, parse_list
+from mla_bench.scenario import PARITY, Scenario, expand, load_scenario
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 
@@ -55,8 +52,13 @@ def test_cases_of_a_target_are_neighbours_and_chunks_of_a_length_too():
     assert places == [(t, s, c) for t in ("v5p", "v6e") for s in (4096, 8192) for c in (0, 8)]
 
 
+def test_lists_keep_their_order_and_shed_spaces_and_repetitions():
+    scenario = Scenario().override(seq="32k, 8k,32768,8192", chunk=" 16 ,0", mode="train, forward")
+    assert (scenario.seq, scenario.chunk, scenario.mode) == ((32768, 8192), (16, 0), ("train", "forward"))
+
+
 def test_no_case_comes_twice():
-    assert len(sweep(seq="8k,8192", chunk="0,0", target="v5p,v5p:1x1x1")) == 1
+    assert len(sweep(seq="8k,8192", chunk="0,0", target="v5p,v5p:1x1x1", model="glm-5,GLM-5")) == 1
     mixed = sweep(workload="indexer,mla", attention="dot-product,chunked", stage="sparse,dense", chunk="8")
     ids = [case.case_id for case in mixed]
     assert len(ids) == len(set(ids)) == 1 + 4
@@ -96,6 +98,36 @@ def test_model_without_an_indexer_offers_mla_alone(workload):
     assert sweep(model="kimi-k2", workload="mla")
 
 
+def test_a_workload_that_nobody_asked_for_gives_way_to_what_the_model_offers(load):
+    assert {case.workload for case in sweep(model="kimi-k2")} == {"mla"}
+    both = sweep(model="kimi-k2,deepseek-v3.2", chunk="0")
+    assert [(case.model.name, case.workload) for case in both] == [
+        ("kimi-k2", "mla"),
+        ("deepseek-v3.2", "indexer-loss"),
+    ]
+    assert {case.workload for case in expand(PARITY)} == {"indexer", "indexer-loss", "mla"}
+    assert {case.workload for case in expand(PARITY.override(model="kimi-k2"))} == {"mla"}
+    with pytest.raises(MlaBenchError, match="kimi-k2 has no indexer"):
+        expand(load('workload = ["indexer", "mla"]').override(model="kimi-k2"))
+
+
+def test_parity_multiplies_axes_of_a_users_graph_only_where_they_are_given():
+    def variants(**flags):
+        cases = expand(PARITY.override(workload="mla", mode="forward", chunk="8", **flags))
+        return {(case.impl, case.attention, case.stage) for case in cases}
+
+    everything = [(a, s) for a in ("dot-product", "chunked") for s in ("sparse", "dense")]
+    mine, built_in = "some.package:build", "built-in"
+    assert variants() == {(built_in, a, s) for a, s in everything}
+    assert variants(impl=mine) == {(mine, "dot-product", "sparse")}
+    assert variants(impl=mine, stage="dense") == {(mine, "dot-product", "dense")}
+    assert variants(impl=mine, stage="sparse,dense", attention="dot-product,chunked") == {
+        (mine, a, s) for a, s in everything
+    }
+    both = variants(impl=f"{mine},{built_in}")
+    assert both == {(mine, "dot-product", "sparse"), *((built_in, a, s) for a, s in everything)}
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -105,8 +137,13 @@ def test_model_without_an_indexer_offers_mla_alone(workload):
         ({"stage": "spars"}, "--stage: unknown stage 'spars'; did you mean sparse"),
         ({"dtype": "fp16"}, "--dtype: unknown dtype 'fp16'"),
         ({"model": "deepseek"}, "--model: unknown model 'deepseek'; did you mean deepseek-v3"),
+        ({"model": "nowhere.toml"}, "--model: nowhere.toml: cannot be read: No such file"),
         ({"target": "v9"}, "--target: unknown target 'v9'"),
-        ({"seq": "8k,,16k"}, "--seq: item 2 of '8k,,16k' is empty; accepted are whole numbers"),
+        ({"seq": "8k,,16k"}, "--seq: item 2 of '8k,,16k' is empty"),
+        ({"target": ""}, "--target: item 1 of '' is empty"),
+        ({"seq": "9" * 5000}, "--seq: '999"),
+        ({"batch": "2000g"}, "--batch: '2000g' is not a size"),
+        ({"batch": "2000000m"}, "--batch: '2000000m' is above 1_099_511_627_776"),
         ({"seq": "0"}, "--seq: '0' is below 1"),
         ({"chunk": "-1"}, "--chunk: '-1' is not a size"),
         ({"model": "glm-5,"}, "--model: item 2 of 'glm-5,' is empty"),
@@ -116,6 +153,7 @@ def test_model_without_an_indexer_offers_mla_alone(workload):
         ({"xla_options": ["fast"]}, "--xla-option: 'fast' is no option; write key=value"),
         ({"xla_options": ["fast="]}, "write key=value"),
         ({"xla_options": ["--fast=1"]}, "write key=value"),
+        ({"xla_options": ["a=1", "xla_dump_to=/tmp/x"]}, "--xla-option: xla_dump_to is mla-bench's own"),
         ({"attention": "chunked", "workload": "indexer"}, "attention chunked changes none of these cases"),
         ({"stage": "dense", "workload": "indexer"}, "stage dense changes none of these cases"),
     ],
@@ -139,6 +177,14 @@ def test_wrong_flag_is_one_line_with_its_name(flags, words):
         ("seq = true", "seq: 'true' is not a size"),
         ("mode = 'trian'", "mode: unknown mode 'trian'"),
         ("xla_options = 3", "xla_options: must be a table"),
+        (
+            "[xla_options]\nxla_dump_hlo_as_text = true",
+            "xla_options: xla_dump_hlo_as_text is mla-bench's own",
+        ),
+        ("given = 'seq'", "unknown key 'given'"),
+        ("model = 'nowhere.toml'", "nowhere.toml: cannot be read: No such file"),
+        ("seq = " + "9" * 4000, "seq: '999"),
+        ("seq = " + "9" * 5000, "is no TOML"),
         ("impl = 'mine.py:build'", "there is no file"),
         ("seq = ", "is no TOML"),
     ],
@@ -180,20 +226,3 @@ def test_two_models_of_one_name_are_refused(load, tmp_path):
         )
     with pytest.raises(MlaBenchError, match="different models share a name: tiny, tiny"):
         expand(load('model = ["a/tiny.toml", "b/tiny.toml"]\nworkload = "mla"'))
-
-
-def test_list_items_are_stripped():
-    assert parse_list("a, b,c") == ["a", "b", "c"]
-
-
-def test_every_axis_has_a_default_that_expands():
-    assert {field.name for field in fields(Scenario)} >= {"model", "seq", "chunk", "target", "xla_options"}
-    assert expand(Scenario(target=("v5p",)))
-
-
-def test_import_is_light():
-    heavy = "{'jax', 'numpy', 'msgspec', 'pandas', 'typer'}"
-    run(
-        [sys.executable, "-c", f"import sys, mla_bench.scenario; assert not {heavy} & set(sys.modules)"],
-        check=True,
-    )

@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,26 +44,30 @@ def run_each(
     from pebble import ProcessExpired, ProcessPool
 
     with tempfile.TemporaryDirectory(prefix="mla-bench-") as folder:
-        stderr = Path(folder, "stderr")
         pool = ProcessPool(
             max_workers=1,
             # A forked child would inherit the parent's threads, and jax warns of that.
             context=multiprocessing.get_context("spawn"),
             initializer=_prepare,
-            initargs=(dict(variables), stderr),
+            initargs=(dict(variables), folder),
         )
         try:
             for item in items:
                 try:
-                    yield pool.schedule(function, args=[item]).result()
+                    yield pool.schedule(partial(_afresh, function), args=[item]).result()
                 except ProcessExpired as death:
-                    yield Death(_last_words(death.exitcode, stderr), killed=death.exitcode < 0)
+                    yield Death(_last_words(death.exitcode, _output(folder, death.pid)), death.exitcode < 0)
         finally:
             pool.stop()
             pool.join()
 
 
-def _prepare(variables: Mapping[str, str], stderr: Path) -> None:
+def _output(folder: str, pid: int | None) -> Path:
+    """File that takes both outputs of the worker `pid`."""
+    return Path(folder, f"output-{pid}")
+
+
+def _prepare(variables: Mapping[str, str], folder: str) -> None:
     """In a new worker, before jax is imported: the environment, and both outputs into a file.
 
     So nothing a compiler prints reaches the terminal, and a crash's last lines can be told. An
@@ -70,13 +75,20 @@ def _prepare(variables: Mapping[str, str], stderr: Path) -> None:
     """
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with stderr.open("wb") as file:
+    with _output(folder, os.getpid()).open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
 
 
-def _last_words(exitcode: int, stderr: Path) -> str:
+def _afresh(function: Callable[[Item], Result], item: Item) -> Result:
+    """`function(item)`, with the outputs emptied of what earlier items wrote."""
+    os.ftruncate(2, 0)
+    os.lseek(2, 0, os.SEEK_SET)
+    return function(item)
+
+
+def _last_words(exitcode: int, output: Path) -> str:
     how = signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
-    lines = stderr.read_text(errors="replace").splitlines() if stderr.exists() else []
+    lines = output.read_text(errors="replace").splitlines() if output.exists() else []
     last = [_LOG_PREFIX.sub("", line).strip() for line in lines if line.strip()][-_STDERR_LINES:]
     return " | ".join([f"worker died of {how}", *last])

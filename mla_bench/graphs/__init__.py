@@ -1,5 +1,5 @@
 """The mathematics: Flax NNX modules and the graphs built of them. Knows no target, file or clock."""
 
-from mla_bench.graphs.build import build, load_implementation
+from mla_bench.graphs.build import build
 
-__all__ = ["build", "load_implementation"]
+__all__ = ["build"]

@@ -1,10 +1,7 @@
-"""Case to Graph: the built-in implementation, and the loader of a user's own."""
+"""Case to Graph: the built-in implementation."""
 
 import dataclasses
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
-from mla_bench.case import BUILT_IN, Case, Graph
+from mla_bench.case import Case, Graph
 from mla_bench.graphs.indexer import Indexer, causal_mask, select_topk
 from mla_bench.graphs.loss import attention_target, kl_divergence
 from mla_bench.graphs.mla import MLA
@@ -22,25 +19,6 @@ Params = PyTree[Float[Array, "..."]]
 AbstractParams = PyTree[jax.ShapeDtypeStruct]
 Inputs = Mapping[str, Array]
 Outputs = dict[str, Any]
-
-
-def load_implementation(impl: str) -> Callable[[Case], Graph]:
-    """The function that builds graphs: `built-in`, `package.module:function` or `file.py:function`.
-
-    Raises:
-      ImportError, AttributeError, OSError: the module or the function is not there.
-    """
-    if impl == BUILT_IN:
-        return build
-    source, _, function = impl.rpartition(":")
-    if not source.endswith(".py"):
-        return getattr(importlib.import_module(source), function)
-    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-    assert spec is not None  # a path that ends in .py has a loader
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, function)
 
 
 def build(case: Case) -> Graph:
@@ -107,21 +85,23 @@ def _mla(case: Case) -> Graph:
 
     The cotangent of the output is an input there, as the layers above would hand it down.
     """
-    model, note = case.model, _loop_of_one(case)
+    model, notes = case.model, []
     if model.indexer is not None and case.seq_len <= model.indexer.topk:
-        note = f"sequence <= top-k {model.indexer.topk}: all keys are selected, indexer and loss skipped"
-        model = dataclasses.replace(model, indexer=None)
-    chunk_attention = case.attention == "chunked"
-    module, params = _abstract(
-        lambda rngs: MLA(
-            model,
-            _dtype(case),
-            case.head_chunk,
-            chunk_attention=chunk_attention,
-            stage=case.stage,
-            rngs=rngs,
+        notes.append(
+            f"sequence <= top-k {model.indexer.topk}: all keys are selected, indexer and loss skipped"
         )
-    )
+        model = dataclasses.replace(model, indexer=None)
+    attention_chunk = case.head_chunk if case.attention == "chunked" else 0
+    applies = model.indexer is not None or case.attention == "chunked"
+    if not applies and case.head_chunk:
+        notes.append("head chunk drives nothing: main attention is dot-product")
+    elif loop := _loop_of_one(case):
+        notes.append(loop)
+
+    def create(rngs: nnx.Rngs) -> MLA:
+        return MLA(model, _dtype(case), case.head_chunk, attention_chunk, case.stage, rngs=rngs)
+
+    module, params = _abstract(create)
 
     def forward(params: Params, inputs: Inputs) -> Outputs:
         out, loss = module(params)(inputs["x"])
@@ -138,10 +118,7 @@ def _mla(case: Case) -> Graph:
 
     hidden = _input(case, model.hidden)
     inputs = {"x": hidden, "cotangent": hidden} if case.mode == "train" else {"x": hidden}
-    applies = model.indexer is not None or chunk_attention
-    if case.head_chunk and not applies:
-        note = (note + "; " if note else "") + "head chunk drives nothing: main attention is dot-product"
-    return Graph(_of(case, forward, train), (params, inputs), chunk_applies=applies, note=note)
+    return Graph(_of(case, forward, train), (params, inputs), chunk_applies=applies, note="; ".join(notes))
 
 
 def _abstract(
@@ -151,7 +128,7 @@ def _abstract(
     graphdef, state = nnx.split(nnx.eval_shape(lambda: create(nnx.Rngs(0))))
 
     def module(params: Params) -> nnx.Module:
-        filled = jax.tree.map(lambda leaf: leaf, state)
+        filled = jax.tree.map(lambda leaf: leaf, state)  # a copy, for it is filled in place
         nnx.replace_by_pure_dict(filled, params)
         return nnx.merge(graphdef, filled)
 
@@ -172,7 +149,8 @@ def _input(case: Case, *features: int) -> jax.ShapeDtypeStruct:
 
 
 def _indexer_inputs(case: Case) -> dict[str, jax.ShapeDtypeStruct]:
-    return {"x": _input(case, case.model.hidden), "q_latent": _input(case, case.model.q_lora or 0)}
+    assert case.model.q_lora is not None  # a model with an indexer has it
+    return {"x": _input(case, case.model.hidden), "q_latent": _input(case, case.model.q_lora)}
 
 
 def _loop_of_one(case: Case) -> str:

@@ -26,20 +26,23 @@ class Heads(NamedTuple):
 
 
 class MLA(nnx.Module):
-    """One attention layer. Without an indexer in `model` its attention is causal and it has no loss."""
+    """One attention layer. Without an indexer in `model` its attention is causal and it has no loss.
+
+    `head_chunk` is of the indexer and its loss, `attention_chunk` of the main attention; 0 is native.
+    """
 
     def __init__(
         self,
         model: Model,
         dtype: jnp.dtype,
         head_chunk: int,
-        *,
-        chunk_attention: bool,
+        attention_chunk: int,
         stage: str,
+        *,
         rngs: nnx.Rngs,
     ):
-        self.model, self.head_chunk, self.stage = model, head_chunk, stage
-        self.attention_chunk = head_chunk if chunk_attention else 0
+        self.model, self.stage = model, stage
+        self.head_chunk, self.attention_chunk = head_chunk, attention_chunk
         linear = {"use_bias": False, "dtype": dtype, "param_dtype": dtype, "rngs": rngs}
         norm = {"epsilon": model.norm_eps, "dtype": dtype, "param_dtype": dtype, "rngs": rngs}
         if model.q_lora is None:

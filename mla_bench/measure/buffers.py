@@ -33,17 +33,14 @@ class Peaks:
     xprof_total_bytes: int
 
 
-def keep_profile(dump: Path, module: str, profile: Path) -> Path:
+def keep_profile(dump: Path, module: str, profile: Path) -> Path | None:
     """Moves the HloProto of `module` from a compiler's dump into a folder that XProf opens.
 
-    `profile` is `<logdir>/plugins/profile/<run>`.
-
-    Raises:
-      FileNotFoundError: the compiler wrote none.
+    `profile` is `<logdir>/plugins/profile/<run>`. None where the compiler wrote no such proto.
     """
     found = sorted(dump.glob(f"*.{module}.*after_optimizations.hlo.pb"))
     if not found:
-        raise FileNotFoundError(f"the compiler wrote no buffer assignment for {module}")
+        return None
     profile.mkdir(parents=True, exist_ok=True)
     kept = profile / f"{module}.hlo_proto.pb"
     shutil.move(found[-1], kept)

@@ -55,24 +55,27 @@ def memory_fields(
 ) -> tuple[dict[str, Any], str]:
     """Record fields of a compile for a jax `platform`, and a remark ("" when there is nothing to say).
 
-    `limit` is the HBM bytes allowed on the device; `hlo_proto` the compile's HloProto, for a TPU.
+    `limit` is the HBM bytes allowed on the device; `hlo_proto` the compile's HloProto, which a TPU's
+    figures are read from.
     """
+    if platform == "tpu":
+        return _tpu_fields(analysis, hlo_proto, limit)
     if platform == "cpu":
         return {"host_total_bytes": usual_sum(analysis)}, ""
-    if platform == "tpu" and hlo_proto is not None:
-        return _tpu_fields(analysis, hlo_proto, limit)
     return _hbm_fields(analysis, usual_sum(analysis), FROM_SUM, limit), ""
 
 
 def _tpu_fields(
-    analysis: dict[str, int | None], hlo_proto: Path, limit: int | None
+    analysis: dict[str, int | None], hlo_proto: Path | None, limit: int | None
 ) -> tuple[dict[str, Any], str]:
     """The buffer assignment's figures, and a remark where sources disagree or one is missing."""
+    without = _hbm_fields(analysis, analysis["analysis_total_bytes"], FROM_ANALYSIS, limit)
+    if hlo_proto is None:
+        return without, "the compiler wrote no buffer assignment"
     try:
         allocations = buffers.allocations(hlo_proto)
     except ImportError:
-        fields = _hbm_fields(analysis, analysis["analysis_total_bytes"], FROM_ANALYSIS, limit)
-        return fields, "the buffer assignment is not read: protobuf is not installed"
+        return without, "the buffer assignment is not read: protobuf is not installed"
     in_hbm = [found for found in allocations if found.space == buffers.HBM_SPACE]
     total = sum(found.size for found in in_hbm)
     fields = _hbm_fields(analysis, total, FROM_BUFFERS, limit)
@@ -118,9 +121,10 @@ def _disagreements(total: int, shared: int, peaks: buffers.Peaks, analysis: dict
         said.append(f"XProf's total is {peaks.xprof_total_bytes} bytes, the allocations' {shared}")
     if analysis["analysis_total_bytes"] not in (None, total):
         said.append(f"total_allocation_bytes is {analysis['analysis_total_bytes']}, the allocations' {total}")
-    onchip = (analysis["analysis_peak_bytes"] or 0) - peaks.hbm_live_peak_bytes
-    if onchip >= MIB:
+    beyond = (analysis["analysis_peak_bytes"] or 0) - peaks.hbm_live_peak_bytes
+    if beyond >= MIB:
+        kind = "bytes on chip" if beyond <= peaks.onchip_peak_bytes else "something"
         said.append(
-            f"peak_memory_in_bytes counts {onchip / MIB:.0f} MiB on chip too, left out of the live peak"
+            f"peak_memory_in_bytes counts {kind} beside HBM: {beyond / MIB:.1f} MiB over the live peak"
         )
     return "; ".join(said)

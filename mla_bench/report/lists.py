@@ -1,70 +1,83 @@
 """Tables of what there is: targets, models, and the state of an installation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mla_bench.doctor import Finding
 from mla_bench.models import Model
+from mla_bench.targets.target import Target
+from mla_bench.targets.tpu import cloud_names
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def target_table(rows: Iterable[Mapping[str, Any]]) -> "Table":
-    """What each name of a target resolves to, a row as from `targets.describe`."""
-    table = plain_table("name", "target", "jax calls it", "devices", "limit GiB", "TFLOP/s", "GB/s")
-    rows = list(rows)
-    for row in rows:
-        kind = row["device_kind"] or "(devices of this machine)"
-        figures = (row[name] for name in ("devices", "hbm_limit_gib", "bf16_tflops", "hbm_gb_per_s"))
-        table.add_row(row["name"], row["target"], kind, *map(_cell, figures))
-    clouds = "; ".join(dict.fromkeys(row["cloud_names"] for row in rows if row["cloud_names"]))
-    table.caption = (
+def target_table(pairs: Iterable[tuple[str, Target]]) -> "Table":
+    """What each name of a target resolves to, with its chip's figures and their source."""
+    pairs = list(pairs)
+    rows = []
+    for name, target in pairs:
+        if chip := target.chip:
+            figures = chip.hbm_limit_gib, chip.bf16_tflops, chip.hbm_gb_per_s
+            rows.append((name, target.name, chip.device_kind, target.devices, *figures))
+        else:
+            rows.append((name, target.name, "(devices of this machine)"))
+    caption = [
         "limit: HBM that the compiler allows on one device. TFLOP/s (dense bfloat16) and GB/s: published, of "
-        f"one chip. A name alone is one chip; larger slices: v5p:4x4x4, or as in the cloud: {clouds}."
-    )
-    return table
+        "one chip. A name alone is one chip; a larger slice has a layout, or a cloud name that means one."
+    ]
+    for chip in dict.fromkeys(target.chip for _, target in pairs if target.chip):
+        caption += [f"{chip.name}: {cloud_names(chip)}", f"  {chip.source}"]
+    headings = "name", "target", "jax calls it", "devices", "limit GiB", "TFLOP/s", "GB/s"
+    return plain_table(*headings, rows=rows, caption="\n".join(caption))
 
 
 def model_table(models: Iterable[Model]) -> "Table":
     """Dimensions of models and their source."""
-    table = plain_table("model", "hidden", "heads", "q_lora", "kv_lora", "q·k", "v", "indexer")
     models = list(models)
+    rows = []
     for model in models:
         indexer = model.indexer
         scans = f"{indexer.heads}×{indexer.dim} top-{indexer.topk}" if indexer else "none"
         qk = f"{model.qk_nope_dim}+{model.qk_rope_dim}"
-        numbers = model.hidden, model.heads, model.q_lora, model.kv_lora, qk, model.v_dim
-        table.add_row(model.name, *map(_cell, numbers), scans)
-    table.caption = "\n".join(f"{model.name}: {model.source}" for model in models)
-    return table
+        rows.append(
+            (model.name, model.hidden, model.heads, model.q_lora, model.kv_lora, qk, model.v_dim, scans)
+        )
+    headings = "model", "hidden", "heads", "q_lora", "kv_lora", "q·k", "v", "indexer"
+    caption = "\n".join(f"{model.name}: {model.source}" for model in models)
+    return plain_table(*headings, rows=rows, caption=caption)
 
 
 def doctor_table(findings: Iterable[Finding]) -> "Table":
     """What was found, and what to do about what is not as it should be."""
-    table = plain_table("", "what", "found", "what to do")
-    for finding in findings:
-        mark = "ok" if finding.ok else "MISSING" if finding.required else "optional"
-        table.add_row(mark, finding.subject, finding.found, finding.remedy)
-    return table
+    rows = [
+        (
+            "ok" if finding.ok else "MISSING" if finding.required else "optional",
+            finding.subject,
+            finding.found,
+            finding.remedy,
+        )
+        for finding in findings
+    ]
+    return plain_table("", "what", "found", "what to do", rows=rows)
 
 
-def plain_table(*headings: str) -> "Table":
-    """An empty table with `headings`, narrow enough for 80 columns."""
+def plain_table(*headings: str, rows: Iterable[Sequence[Any]] = (), caption: str = "") -> "Table":
+    """A table, narrow enough for 80 columns, of `rows` as they are: brackets are text, None is empty."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
         title_justify="left",
+        caption=Text(caption, "table.caption"),
         caption_justify="left",
     )
     for heading in headings:
         table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     return table
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else str(value)

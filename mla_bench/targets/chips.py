@@ -15,13 +15,12 @@ class Chip:
       devices: jax devices of a chip.
       hbm_limit_gib: what the compiler lets a program reserve on one device, in GiB; read from the
         out-of-memory message of libtpu 0.0.50.1, which shows two decimals (0.0.42.1 allows 0.01 more).
-      hbm_gib: published HBM capacity. Some pages write GB for the same figure.
       bf16_tflops: published peak of dense bfloat16 products, 10¹² operations a second.
       hbm_gb_per_s: published HBM bandwidth, 10⁹ bytes a second.
-      source: page of the three published figures.
-      rank: numbers in a layout.
+      source: page of the two published figures.
       pod_chips: chips of a pod, the largest slice there is.
-      prefixes: names of the generation in the cloud; the first is the usual one.
+      rank: numbers in a layout.
+      prefixes: names of the generation in the cloud where they are others; the first is the usual one.
       cloud_units: what a cloud name counts of each chip: 2 where it counts cores, 1 where chips.
       chip_config: libtpu's name for how the cores are used, where its default is not how the chip is used.
     """
@@ -30,14 +29,13 @@ class Chip:
     device_kind: str
     devices: int
     hbm_limit_gib: float
-    hbm_gib: int
     bf16_tflops: float
     hbm_gb_per_s: float
     source: str
-    rank: int
     pod_chips: int
-    prefixes: tuple[str, ...]
-    cloud_units: int
+    rank: int = 3
+    prefixes: tuple[str, ...] = ()
+    cloud_units: int = 2
     chip_config: str | None = None
 
     @property
@@ -56,42 +54,32 @@ CHIPS: dict[str, Chip] = {
             device_kind="TPU v2",
             devices=2,
             hbm_limit_gib=7.48,
-            hbm_gib=16,
             bf16_tflops=46,
             hbm_gb_per_s=716,
-            source="JAX's own chip table, jax/_src/tpu_info.py (Google's page for v2 gives no figures)",
+            source="JAX's own table, jax/_src/tpu_info.py (Google's page has no figures)",
             rank=2,
             pod_chips=256,
-            prefixes=("v2",),
-            cloud_units=2,
         ),
         Chip(
             name="v3",
             device_kind="TPU v3",
             devices=2,
             hbm_limit_gib=15.48,
-            hbm_gib=32,
             bf16_tflops=123,
             hbm_gb_per_s=900,
-            source=f"Google Cloud, TPU v3, {_DOCS}v3",
+            source=f"Google Cloud, {_DOCS}v3",
             rank=2,
             pod_chips=1024,
-            prefixes=("v3",),
-            cloud_units=2,
         ),
         Chip(
             name="v4",
             device_kind="TPU v4",
             devices=1,
             hbm_limit_gib=30.75,
-            hbm_gib=32,
             bf16_tflops=275,
             hbm_gb_per_s=1200,
-            source=f"Google Cloud, TPU v4, {_DOCS}v4",
-            rank=3,
+            source=f"Google Cloud, {_DOCS}v4",
             pod_chips=4096,
-            prefixes=("v4",),
-            cloud_units=2,
             # One device a chip; libtpu's default halves the chip into cores of 15.25 GiB.
             chip_config="megacore",
         ),
@@ -100,13 +88,12 @@ CHIPS: dict[str, Chip] = {
             device_kind="TPU v5 lite",
             devices=1,
             hbm_limit_gib=15.75,
-            hbm_gib=16,
             bf16_tflops=197,
             hbm_gb_per_s=819,
-            source=f"Google Cloud, TPU v5e, {_DOCS}v5e",
+            source=f"Google Cloud, {_DOCS}v5e",
             rank=2,
             pod_chips=256,
-            prefixes=("v5litepod", "v5e", "v5lite"),
+            prefixes=("v5litepod", "v5lite"),
             cloud_units=1,
         ),
         Chip(
@@ -114,27 +101,21 @@ CHIPS: dict[str, Chip] = {
             device_kind="TPU v5",
             devices=1,
             hbm_limit_gib=95.73,
-            hbm_gib=95,
             bf16_tflops=459,
             hbm_gb_per_s=2765,
-            source=f"Google Cloud, TPU v5p, {_DOCS}v5p",
-            rank=3,
+            source=f"Google Cloud, {_DOCS}v5p",
             pod_chips=8960,
-            prefixes=("v5p",),
-            cloud_units=2,
         ),
         Chip(
             name="v6e",
             device_kind="TPU v6 lite",
             devices=1,
             hbm_limit_gib=31.24,
-            hbm_gib=32,
             bf16_tflops=918,
             hbm_gb_per_s=1638,
-            source=f"Google Cloud, TPU v6e, {_DOCS}v6e",
+            source=f"Google Cloud, {_DOCS}v6e",
             rank=2,
             pod_chips=256,
-            prefixes=("v6e",),
             cloud_units=1,
         ),
         Chip(
@@ -142,14 +123,10 @@ CHIPS: dict[str, Chip] = {
             device_kind="TPU7x",
             devices=2,
             hbm_limit_gib=94.74,
-            hbm_gib=192,
             bf16_tflops=2307,
             hbm_gb_per_s=7380,
-            source=f"Google Cloud, TPU7x (Ironwood), {_DOCS}tpu7x",
-            rank=3,
+            source=f"Google Cloud, {_DOCS}tpu7x",
             pod_chips=9216,
-            prefixes=("tpu7x",),
-            cloud_units=2,
         ),
     )
 }

@@ -6,7 +6,7 @@ from subprocess import run
 import pytest
 
 from mla_bench.errors import MlaBenchError
-from mla_bench.targets import Target, describe, environment, parse_target
+from mla_bench.targets import Target, environment, named_targets, parse_target
 from mla_bench.targets.chips import CHIPS
 from mla_bench.units import GIB
 
@@ -74,26 +74,29 @@ def test_names_of_slices(text, name, chips, devices):
     ("text", "words"),
     [
         ("TPU v5p", "did you mean v5p?"),
-        ("v7x:2x2x1", "did you mean tpu7x:2x2x1?"),
-        ("v7x-8", "did you mean tpu7x-8?"),
+        ("v7x:2x2x1", "unknown target 'v7x'; did you mean tpu7x?"),
+        ("v7x-8", "did you mean tpu7x?"),
+        ("TPU v6e:4x4", "did you mean v6e:4x4?"),
+        ("v5litpod-16", "did you mean v5litepod or"),
+        ("locl", "did you mean local?"),
         ("v9", "did you mean v4 or v3 or v2?"),
-        ("h100", "known: v2, v3, v4, v5e, v5p, v6e, tpu7x"),
-        ("", "known: v2, v3, v4, v5e, v5p, v6e, tpu7x"),
-        (" ", "known: v2, v3, v4, v5e, v5p, v6e, tpu7x"),
-        ("v5p:3x3x3", "near it: v5p:2x2x4 (v5p-32), v5p:2x4x4 (v5p-64)"),
+        ("h100", "known: v2, v3, v4, v5e, v5litepod, v5lite, v5p, v6e, tpu7x, local"),
+        ("", "known: v2, v3, v4, v5e, v5litepod, v5lite, v5p, v6e, tpu7x, local"),
+        (" ", "known: v2, v3, v4, v5e, v5litepod, v5lite, v5p, v6e, tpu7x, local"),
+        ("v5p:3x3x3", "try v5p-32 (v5p:2x2x4) or v5p-64 (v5p:2x4x4)"),
         ("v5p:4x4", "layouts of v5p have 3 numbers"),
         ("v6e:2x2x1", "layouts of v6e have 2 numbers"),
-        ("v5e:2x1", "near it: v5e (v5litepod-1), v5e:2x2 (v5litepod-4)"),
+        ("v5e:2x1", "try v5litepod-1 (v5e) or v5litepod-4 (v5e:2x2)"),
         ("v6e:0x2", "must be even"),
         ("v6e:32x32", "a pod has 256 chips, not 1024"),
-        ("v5p-100", "count cores, 2 a chip; near it: v5p-64 (v5p:2x4x4), v5p-128 (v5p:4x4x4)"),
+        ("v5p-100", "count cores, 2 a chip; try v5p-64 (v5p:2x4x4) or v5p-128 (v5p:4x4x4)"),
         ("v5p-7", "count cores, 2 a chip"),
-        ("v5p-0", "near it: v5p-2 (v5p)"),
-        ("v6e-2", "count chips; near it: v6e-1 (v6e), v6e-4 (v6e:2x2)"),
-        ("v6e-512", "near it: v6e-256 (v6e:16x16)"),
-        ("v5p-4x4x4", "write v5p (one chip), v5p:2x2x4 (a layout) or v5p-32 (a cloud name)"),
-        ("v5p:", "write v5p (one chip)"),
-        ("v5p:9x9x" + "9" * 5000, "write v5p (one chip)"),
+        ("v5p-0", "try v5p-2 (v5p)"),
+        ("v6e-2", "count chips; try v6e-1 (v6e) or v6e-4 (v6e:2x2)"),
+        ("v6e-512", "try v6e-256 (v6e:16x16)"),
+        ("v5p-4x4x4", "write v5p for one chip, a layout or a cloud name for more; try v5p-32 (v5p:2x2x4)"),
+        ("v5p:", "write v5p for one chip"),
+        ("v5p:9x9x" + "9" * 5000, "write v5p for one chip"),
     ],
 )
 def test_what_is_no_slice_is_refused_in_one_line_with_near_matches(text, words):
@@ -107,15 +110,19 @@ def test_limit_of_v4_is_the_whole_chips():
     assert parse_target("v4").hbm_limit_bytes == round(30.75 * GIB)
 
 
-def test_description_has_a_row_a_name():
-    rows = {row["name"]: row for row in describe()}
-    assert list(rows) == [*CHIPS, "local"]
-    assert rows["v5e"]["cloud_names"] == "v5litepod-4 is v5e:2x2, v5litepod-16 is v5e:4x4"
-    assert rows["tpu7x"]["cloud_names"] == "tpu7x-8 is tpu7x:2x2x1, tpu7x-128 is tpu7x:4x4x4"
-    assert rows["v5p"]["hbm_limit_gib"] == 95.73
-    assert rows["local"]["hbm_limit_gib"] is None
-    assert all(row["source"] for name, row in rows.items() if name != "local")
-    assert [row["target"] for row in describe(["v5p-128", "v6e:4x4"])] == ["v5p:4x4x4", "v6e:4x4"]
+def test_without_names_there_is_one_chip_of_each_kind_and_this_machine():
+    assert [(name, target.name) for name, target in named_targets()] == [
+        (name, name) for name in ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x", "local")
+    ]
+    assert {target.chips for _, target in named_targets()} == {1, None}
+
+
+def test_names_stay_beside_what_they_stand_for():
+    pairs = named_targets(["v5p-128", "v6e:4x4"])
+    assert [(name, target.name) for name, target in pairs] == [
+        ("v5p-128", "v5p:4x4x4"),
+        ("v6e:4x4", "v6e:4x4"),
+    ]
 
 
 # Opens each slice, and lets the compiler say in an out-of-memory message what it allows. tpu7x is left
@@ -204,7 +211,7 @@ def test_local_has_no_topology():
     from mla_bench.targets.tpu import topology_devices
 
     with pytest.raises(MlaBenchError, match="'local' is no TPU slice"):
-        topology_devices(Target("local", "local"))
+        topology_devices(Target())
 
 
 def test_environment_is_that_of_a_machine_without_a_tpu():
