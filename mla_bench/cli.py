@@ -1,5 +1,6 @@
 """The command line: parses, calls and renders. Heavy packages are imported inside the commands."""
 
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from mla_bench.errors import MlaBenchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pandas import DataFrame
     from rich.console import Console
 
     from mla_bench.case import Case
@@ -156,27 +158,40 @@ def _run_cases(console: "Console", run: "Run", cases: "Sequence[Case]") -> bool:
 
 
 def _render(console: "Console", run: "Run", interrupted: bool) -> int:
-    """Writes summary and plots, prints table and closing words; the exit code."""
-    from mla_bench.report import closing, summary_markdown, terminal_tables, to_frame, write_csv, write_plots
+    """Prints table and closing words, writes summary and plots; the exit code."""
+    from mla_bench.record import FAILED
+    from mla_bench.report import closing, terminal_tables, to_frame
 
     records = run.records()
     if not records:
         console.print("Interrupted before the first case ended.")
         return 130
     frame = to_frame(records)
-    write_csv(frame, run.path / "summary.csv")
-    (run.path / "summary.md").write_text(summary_markdown(frame), encoding="utf-8")
-    plots = write_plots(frame, run.path / "plots")
     console.print()
     console.print(terminal_tables(frame))
     for sentence in closing(frame):
         console.print(sentence)
-    written = "summary.md, summary.csv" + (f" and {len(plots)} plots" if plots else "")
-    console.print(f"\nWritten to {run.path}: {written}.", soft_wrap=True)
+    console.print(f"\nWritten to {run.path}: {_write(run, frame)}.", soft_wrap=True)
     if interrupted:
         console.print("Interrupted: the cases above are all that ended.")
         return 130
-    return 1 if {"error", "crashed", "timeout"} & {record["status"] for record in records} else 0
+    return 1 if any(record["status"] in FAILED for record in records) else 0
+
+
+def _write(run: "Run", frame: "DataFrame") -> str:
+    """Writes summary and plots; says what is there."""
+    from mla_bench.report import summary_markdown, write_csv, write_plots
+
+    try:
+        write_csv(frame, run.path / "summary.csv")
+        (run.path / "summary.md").write_text(summary_markdown(frame), encoding="utf-8")
+        plots = len(write_plots(frame, run.path / "plots"))
+    except OSError as error:
+        raise MlaBenchError(
+            f"cannot write summary and plots into {run.path}: {error.strerror}; the records are kept"
+        ) from error
+    pictures = f" and {plots} plot{'s' if plots > 1 else ''}" if plots else ""
+    return f"records.jsonl, summary.md, summary.csv{pictures}"
 
 
 @app.command(
@@ -200,6 +215,7 @@ def parity(
 ) -> None:
     """Run every variant on the CPU, with the model's heads and tiny features, against a float64 reference."""
     from mla_bench.engine.parity import check_parity
+    from mla_bench.progress import progress
     from mla_bench.report.parity import parity_tables, verdict
     from mla_bench.scenario import PARITY, expand
 
@@ -215,8 +231,11 @@ def parity(
         dtype=dtype,
         impl=impl,
     )
-    checked = list(check_parity(expand(chosen), tolerance))
-    console = _console()
+    cases, console, checked = expand(chosen), _console(), []
+    with progress(console, [case.case_id for case in cases]) as ended:
+        for case, row in check_parity(cases, tolerance):
+            checked.append((case, row))
+            ended(f"{case.case_id}: {'pass' if row.passed else 'FAIL'}")
     for table in parity_tables(checked):
         console.print(table)
     for sentence in verdict(checked):
@@ -258,8 +277,9 @@ def doctor() -> None:
 def main() -> None:
     """Entry point: bad input is one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that has no × gets a question mark rather than nothing of the table.
-        stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that has no × gets a question mark rather than no table.
+            stream.reconfigure(errors="replace")
     try:
         app()
     except MlaBenchError as error:

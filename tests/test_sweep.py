@@ -11,6 +11,7 @@ import pytest
 from command import TINY, mla_bench, records_of
 
 from mla_bench.measure.buffers import allocations
+from mla_bench.text import file_stem
 from mla_bench.units import GIB, MIB
 
 SMALL = ("--model", TINY, "--workload", "indexer", "--mode", "forward", "--seq", "64", "--chunk", "0")
@@ -60,7 +61,7 @@ def memory_viewer(out, record):
     """XProf's own words on a record's compile, in HBM."""
     from xprof.convert import raw_to_tool_data
 
-    module = "jit_" + re.sub(r"\W+", "_", record["case_id"])
+    module = f"jit_{file_stem(record['case_id'])}"
     (profile,) = (out / "xprof" / "plugins" / "profile").iterdir()
     options = {"host": module, "module_name": module, "memory_space": "0"}
     data, _ = raw_to_tool_data.xspace_to_tool_data([f"{profile}/"], "memory_viewer", options)

@@ -1,6 +1,6 @@
 import pytest
 
-from mla_bench.measure.oom import OutOfMemory, one_line, parse_oom
+from mla_bench.measure.oom import OutOfMemory, parse_oom
 from mla_bench.units import GIB
 
 
@@ -76,8 +76,3 @@ def test_words_without_figures_are_still_out_of_memory():
 )
 def test_other_errors_are_not_out_of_memory(words):
     assert parse_oom(words) is None
-
-
-def test_one_line_skips_blanks_and_is_bounded():
-    assert one_line("\n  \n first \nsecond") == "first"
-    assert len(one_line("x" * 1000)) == 400
