@@ -1,7 +1,7 @@
 """Sizes and bytes: the only parser and the only formatter of both.
 
-A size is a count of positions or heads; `k` and `m` are 1024 and 1024². Memory is shown in GiB
-(2³⁰ bytes), and files keep whole bytes.
+A size is a count of positions or heads; `k` and `m` are 1024 and 1024². HBM is shown in GiB
+(2³⁰ bytes), what is on chip in MiB (2²⁰), and files keep whole bytes.
 """
 
 import math
@@ -56,3 +56,11 @@ def format_gib(size_bytes: float | None) -> str:
         return ""
     gib = size_bytes / GIB
     return f"{gib:.2f}" if gib == 0 or abs(gib) >= 0.1 else f"{gib:.3g}"
+
+
+def format_mib(size_bytes: int | None) -> str:
+    """`size_bytes` in whole MiB, with a decimal below 10; empty for None. The unit is left to the heading."""
+    if size_bytes is None:
+        return ""
+    mib = size_bytes / MIB
+    return f"{mib:.0f}" if mib >= 9.95 or not mib else f"{mib:.1f}" if mib >= 0.05 else "<0.1"

@@ -15,24 +15,39 @@ if TYPE_CHECKING:
 # What two cases share that one table, plot or comparison may hold; forward and train never meet.
 GROUP = ("model", "target", "workload", "mode", "batch", "attention", "stage", "dtype", "xla_options", "impl")
 PAIR = (*GROUP, "seq_len")
-DERIVED = {"hbm_ratio": "Float64", "like_for_like": "boolean", "comparable": "boolean"}
+DERIVED = {"hbm_ratio": "Float64", "unfair": "string"}
+
+# Why a chunked case's figure is no comparison with native's: in a cell's width, and in a sentence.
+UNFAIR = {
+    "no effect": "the chunk changes nothing there",
+    "≠ dtypes": "the output dtypes are not native's",
+    "dtypes ?": "the output dtypes are not known to be native's",
+    "≠ source": "the HBM total is not from the source of native's",
+}
 
 _DTYPE_OF = {int: "Int64", float: "Float64", bool: "boolean", str: "string"}
 _INT64_MAX = 2**63 - 1  # the compiler's words can round up to 8 EiB, one more than fits
 
-Row = namedtuple("Row", (*COLUMNS, *DERIVED))  # plain Python values, None where unknown
+
+class Row(namedtuple("Row", (*COLUMNS, *DERIVED))):
+    """A case beside its native one: plain Python values, None where unknown."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its ratio to native says something about chunking."""
+        return self.hbm_ratio is not None and self.unfair is None
 
 
 def to_frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
-    """Records as a frame: the columns of `record.COLUMNS` in order, then three derived ones.
+    """Records as a frame: the columns of `record.COLUMNS` in order, then two derived ones.
 
     Bytes and counts are nullable whole numbers, empty where unknown. The derived columns compare a
     chunked case with the native one (head chunk 0) that is otherwise the same case:
 
     - `hbm_ratio`: native's HBM total over this one's; above 1 is a saving. Empty unless both are `ok`.
-    - `like_for_like`: whether both return the same dtypes; empty where that is unknown.
-    - `comparable`: whether the ratio says something about chunking: both have totals, are like for
-      like, and the chunk applies.
+    - `unfair`: why the two are no comparison, a word of `UNFAIR`; empty where nothing speaks against it.
+
+    A pair says something about chunking where the ratio is known and `unfair` is empty.
     """
     import pandas as pd
 
@@ -119,13 +134,26 @@ def _pair(record: Mapping[str, Any]) -> tuple:
 
 
 def _against(record: Mapping[str, Any], native: Mapping[str, Any] | None) -> dict[str, Any]:
-    if native is None or record["head_chunk"] == 0:
-        return {"comparable": False}
-    before, after = (
-        side.get("hbm_total_bytes") if side["status"] == "ok" else None for side in (native, record)
-    )
+    if record["head_chunk"] == 0:
+        return {}
+    ratio = _ratio(record, native) if native else None
+    return {"hbm_ratio": ratio, "unfair": _unfair(record, native or {}, ratio)}
+
+
+def _ratio(record: Mapping[str, Any], native: Mapping[str, Any]) -> float | None:
+    if record["status"] != "ok" or native["status"] != "ok":
+        return None
+    before, after = native.get("hbm_total_bytes"), record.get("hbm_total_bytes")
+    return before / after if before and after else None
+
+
+def _unfair(record: Mapping[str, Any], native: Mapping[str, Any], ratio: float | None) -> str | None:
+    """The first of `UNFAIR` that holds; what is not known of a pair matters only where it has a ratio."""
     dtypes = [side.get("output_dtypes") for side in (native, record)]
-    ratio = before / after if before and after else None
-    alike = dtypes[0] == dtypes[1] if all(dtypes) else None
-    applies = record.get("chunk_applies") is not False
-    return {"hbm_ratio": ratio, "like_for_like": alike, "comparable": bool(ratio and alike and applies)}
+    if record.get("chunk_applies") is False:
+        return "no effect"
+    if all(dtypes) and dtypes[0] != dtypes[1]:
+        return "≠ dtypes"
+    if ratio and not all(dtypes):
+        return "dtypes ?"
+    return "≠ source" if ratio and record.get("hbm_source") != native.get("hbm_source") else None

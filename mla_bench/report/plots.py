@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mla_bench.report.frame import Group, Row, groups, rows_of
-from mla_bench.report.words import caveat, chunk, details, facts, headline, provenance, times, title
+from mla_bench.report.words import chunk, details, facts, headline, provenance, times, title
 from mla_bench.units import GIB, format_gib, format_size
 
 if TYPE_CHECKING:
@@ -84,21 +84,18 @@ def parts(row: Row) -> dict[str, int]:
     """Bytes that the HBM total consists of, by name; they sum to it exactly.
 
     Aliased bytes are counted with the arguments alone. Fragmentation (total − live peak) is taken out
-    of the temporaries, which stay whole where no live peak is known. Where the compiler's figures do
-    not add up, the total is not broken down.
+    of the temporaries, which stay whole where no live peak is known. Temporaries are recorded as what
+    the other parts leave of the total; where they are unknown, it is not broken down.
     """
-    total = row.hbm_total_bytes
-    arguments, outputs, temporaries = row.hbm_argument_bytes, row.hbm_output_bytes, row.hbm_temp_bytes
-    if None in (arguments, outputs, temporaries):
-        return {"not broken down": total}
-    found = {"arguments": arguments, "outputs, less aliased": outputs - (row.hbm_alias_bytes or 0)}
+    temporaries = row.hbm_temp_bytes
+    if temporaries is None:
+        return {"not broken down": row.hbm_total_bytes}
+    outputs = row.hbm_output_bytes - (row.hbm_alias_bytes or 0)
+    found = {"arguments": row.hbm_argument_bytes, "outputs, less aliased": outputs}
     if row.hbm_fragmentation_bytes is None:
-        found |= {"temporaries": temporaries}
-    else:
-        holes = min(row.hbm_fragmentation_bytes, temporaries)
-        found |= {"temporaries alive at the peak": temporaries - holes, "fragmentation": holes}
-    adds_up = min(found.values()) >= 0 and sum(found.values()) == total
-    return found if adds_up else {"not broken down": total}
+        return found | {"temporaries": temporaries}
+    holes = min(row.hbm_fragmentation_bytes, temporaries)
+    return found | {"temporaries alive at the peak": temporaries - holes, "fragmentation": holes}
 
 
 def draw_totals(plot: Plot) -> "Figure":
@@ -150,22 +147,15 @@ def _draw_bar(axes: "Axes", line: int, row: Row, largest: float) -> None:
             colour = "white" if name == "arguments" else INK
             axes.text(start + width / 2, line, format_gib(size), ha="center", va="center", color=colour)
         start += width
-    remark = times(row.hbm_ratio) if row.comparable else caveat(row)
+    remark = times(row.hbm_ratio) if row.is_compared else row.unfair
     _label(axes, (start, line), f"{format_gib(row.hbm_total_bytes)} GiB" + (f"\n{remark}" if remark else ""))
 
 
 def _draw_part_names(axes: "Axes") -> None:
     bars = {bar.get_label(): bar for bar in axes.containers}
-    axes.legend(
-        handles=[bars[name] for name in PART_COLOURS if name in bars],
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        borderaxespad=0,
-        borderpad=0.2,
-        ncols=len(PART_COLOURS),
-        frameon=False,
-        handlelength=0.9,
-    )
+    handles = [bars[name] for name in PART_COLOURS if name in bars]
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0.2}
+    axes.legend(handles=handles, ncols=len(handles), frameon=False, handlelength=0.9, **place)
 
 
 def _draw_lines(axes: "Axes", group: Group) -> None:
@@ -180,7 +170,7 @@ def _draw_lines(axes: "Axes", group: Group) -> None:
     for seq_len, last in ends.items():
         heights = [axes.transData.transform((seq_len, size))[1] for size, _, _ in last]
         for (size, row, colour), height, free in zip(last, heights, _spread(heights), strict=True):
-            text = f"{chunk(row)}  {format_gib(group.total(row))} GiB  {caveat(row)}".rstrip()
+            text = f"{chunk(row)}  {format_gib(group.total(row))} GiB  {row.unfair or ''}".rstrip()
             _label(axes, (seq_len, size), text, color=colour, rise=(free - height) * 72 / DPI)
 
 
@@ -208,7 +198,7 @@ def _draw_starved(strip: "Axes", axes: "Axes", group: Group, starved: list[int])
 
 def _scale(axes: "Axes", group: Group) -> None:
     """Logarithmic axes around the figures and the limit, with plain numbers on them."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     seqs = sorted({row.seq_len for row in group.rows if group.total(row) or row.status == "oom"})
     sizes = [size / GIB for size in (*map(group.total, group.rows), group.limit) if size]
@@ -221,8 +211,7 @@ def _scale(axes: "Axes", group: Group) -> None:
     subs = (1, 2, 5) if wide < 1e4 else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=subs) if wide > 8 else MaxNLocator(5))
     axes.yaxis.set_major_formatter(_plain)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.minorticks_off()
     axes.grid(color=GRID)
     axes.set_xlabel("sequence length")
     axes.set_ylabel("host memory, GiB" if group.is_host else "HBM total of one device, GiB")

@@ -5,27 +5,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mla_bench.report.frame import Group, Row, groups, rows_of
+from mla_bench.record import FAILED
+from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.report.plots import planned
 from mla_bench.report.words import (
-    caveat,
     closing,
     facts,
-    one_line,
     out_of_memory,
     provenance,
     times,
     title,
     version_warning,
 )
-from mla_bench.units import format_gib, format_size
+from mla_bench.text import one_line
+from mla_bench.units import format_gib, format_mib, format_size
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Group as Renderables
 
 PREFACE = """\
-All figures are per device. 1 GiB is 2³⁰ bytes.
+All figures are per device. 1 GiB is 2³⁰ bytes, 1 MiB is 2²⁰.
 **HBM total** is what the device reserves for the program: arguments + outputs − aliased + temporaries,
 fragmentation included. It decides whether a case fits.
 **Live peak** is the most HBM in use at once; what is **on chip** is in neither figure.
@@ -107,7 +107,7 @@ def _columns(group: Group) -> dict[str, Callable[[Group, Row], str]]:
     return point | {
         "HBM total\nGiB": _total,
         "live peak\nGiB": lambda _, row: format_gib(row.hbm_live_peak_bytes),
-        "on chip\nGiB": lambda _, row: format_gib(row.onchip_peak_bytes),
+        "on chip\nMiB": lambda _, row: format_mib(row.onchip_peak_bytes),
         "HBM total\nvs native": _against_native,
         "fits\nof limit": _fit,
     }
@@ -123,12 +123,10 @@ def _against_native(group: Group, row: Row) -> str:
     native = group.natives.get(row.seq_len)
     if not row.head_chunk or row.status != "ok" or native is None:
         return ""
-    if caveat(row):
-        return caveat(row)
+    if row.unfair:
+        return row.unfair
     if native.status != "ok":
         return f"native {_total(group, native)}"
-    if row.hbm_ratio and row.like_for_like is None:
-        return "dtypes ?"
     return times(row.hbm_ratio) if row.hbm_ratio else ""
 
 
@@ -149,18 +147,25 @@ def _notes(group: Group, row: Row) -> list[str]:
     said = []
     if row.status == "oom":
         said.append(out_of_memory(row))
-    elif row.status != "ok":
-        said.append(f"{row.status}: {one_line(row.error or 'no reason was given')}")
+    elif row.status in FAILED:
+        said.append(f"{row.status}: {one_line(row.error or 'no reason was given', 160)}")
     elif group.total(row) is None:
         said.append("no memory figure" + ("" if row.note else "; the compiler gave no reason"))
     if row.note:
-        said.append(one_line(row.note, width=400))
-    elif row.chunk_applies is False and row.head_chunk:
-        said.append("the chunk changes nothing here")
-    if row.like_for_like is False:
-        native = group.natives[row.seq_len].output_dtypes
-        said.append(f"not like for like: returns {row.output_dtypes}, native {native}; no saving is claimed")
+        said.append(one_line(row.note))
+    if row.unfair and not (row.note and row.unfair == "no effect"):
+        said.append(_unfair_note(group, row))
     return said
+
+
+def _unfair_note(group: Group, row: Row) -> str:
+    native = group.natives.get(row.seq_len)
+    reason = UNFAIR[row.unfair]
+    if native and row.unfair == "≠ dtypes":
+        reason = f"not like for like: returns {row.output_dtypes}, native {native.output_dtypes}"
+    if native and row.unfair == "≠ source":
+        reason = f"the HBM total is from {row.hbm_source}, native's from {native.hbm_source}"
+    return f"{reason}; no saving is claimed"
 
 
 def _dressed(sheet: Sheet) -> list:

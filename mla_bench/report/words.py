@@ -1,14 +1,13 @@
 """What a person would say about the figures, and the names that tables and plots share."""
 
 import math
-import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from mla_bench.case import Case
-from mla_bench.record import STATUSES
-from mla_bench.report.frame import Group, Row, groups, rows_of
+from mla_bench.case import BUILT_IN, differing
+from mla_bench.record import VERSIONS
+from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.units import format_gib, format_size
 
 if TYPE_CHECKING:
@@ -16,12 +15,8 @@ if TYPE_CHECKING:
 
 SAME = 1.005  # below this a ratio reads 1.00×, and no one should act on it
 
-_DEFAULTS = {field.name: field.default for field in fields(Case)} | {"xla_options": ""}
-_DETAILS = ("batch", "dtype", "stage", "attention", "impl", "xla_options")
-_VERSIONS = ("jax", "jaxlib", "libtpu")
-_FAILED = {"oom": "ran out of memory", "error": "failed", "crashed": "crashed", "timeout": "timed out"}
-_NO_PAIR = "no native and chunked case with the same output dtypes both ended ok"
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_ENDINGS = {"oom": "ran out of memory", "error": "failed", "crashed": "crashed", "timeout": "timed out"}
+_NO_PAIR = "no case has an HBM total both native and chunked"
 
 
 def closing(frame: "DataFrame") -> list[str]:
@@ -42,9 +37,9 @@ def closing(frame: "DataFrame") -> list[str]:
     for (mode, model, workload), members in topics.items():
         subject = f"{mode}, {model}" if several_models else mode
         lines = [*_saving(members), *_increases(members), *_one_way(members)]
-        said += [
-            f"{subject}: {line}." for line in lines or [f"nothing to compare for {workload}: {_NO_PAIR}"]
-        ]
+        if not lines and not _unclaimed(members):
+            lines = [f"nothing to compare for {workload}: {_NO_PAIR}"]
+        said += [f"{subject}: {line}." for line in lines]
     said += [*_unclaimed(found), _host(found), _failures(rows)]
     return [line for line in said if line] or ["Nothing to compare: there is no case."]
 
@@ -55,7 +50,7 @@ def headline(group: Group) -> str:
         return "Host memory of the CPU compiler: not HBM, and no stand-in for it"
     if warning := version_warning(group.rows):
         return warning.partition(":")[0] + ": not attributable to the code"
-    compared = [row for row in group.rows if row.comparable]
+    compared = [row for row in group.rows if row.is_compared]
     row = max(compared, key=lambda row: abs(math.log(row.hbm_ratio)), default=None)
     if row and not _is_same(row.hbm_ratio):
         place = format_size(row.seq_len)
@@ -67,7 +62,7 @@ def headline(group: Group) -> str:
 
 def version_warning(rows: Sequence[Row]) -> str:
     """Warning for records of several jax or libtpu versions; empty where there is one of each."""
-    found = {name: distinct(rows, name) for name in _VERSIONS}
+    found = {name: distinct(rows, name) for name in VERSIONS}
     mixed = " and ".join(f"{name} ({', '.join(seen)})" for name, seen in found.items() if len(seen) > 1)
     consequence = "differences between them are not attributable to the code."
     return f"Records of different {mixed}: {consequence}" if mixed else ""
@@ -89,7 +84,7 @@ def facts(group: Group) -> str:
     said = [f"batch {row.batch}", row.dtype]
     said += [f"{row.stage} stage"] if row.workload != "indexer" else []
     said += [f"{row.attention} attention"] if row.workload == "mla" else []
-    said += [f"impl {row.impl}"] if row.impl != _DEFAULTS["impl"] else []
+    said += [f"impl {row.impl}"] if row.impl != BUILT_IN else []
     said += [row.xla_options] if row.xla_options else []
     said += [f"limit {format_gib(group.limit)} GiB"] if group.limit else []
     return " · ".join(said)
@@ -104,22 +99,12 @@ def provenance(group: Group) -> str:
 
 def details(row: Row) -> list[str]:
     """Parts of a group's name that differ from the defaults, as `name=value`."""
-    differing = [name for name in _DETAILS if getattr(row, name) != _DEFAULTS[name]]
-    return [
-        row.xla_options if name == "xla_options" else f"{name}={getattr(row, name)}" for name in differing
-    ]
+    return differing(row._asdict()) + ([row.xla_options] if row.xla_options else [])
 
 
 def chunk(row: Row) -> str:
     """The head chunk in words."""
     return f"chunk {row.head_chunk}" if row.head_chunk else "native"
-
-
-def caveat(row: Row) -> str:
-    """Why a chunked case's figure is no comparison with native's, in a cell's width; mostly empty."""
-    if row.head_chunk and row.chunk_applies is False:
-        return "no effect"
-    return "≠ dtypes" if row.like_for_like is False else ""
 
 
 def times(ratio: float) -> str:
@@ -139,16 +124,9 @@ def out_of_memory(row: Row) -> str:
     return f"out of {memory}; the compiler: {needed}{allowed}; not a total"
 
 
-def one_line(text: str, width: int = 160) -> str:
-    """First line of `text` that says something, printable and at most `width` long."""
-    lines = (" ".join(line.split()) for line in _ANSI.sub("", text).splitlines())
-    line = "".join(letter for letter in next(filter(None, lines), "") if letter.isprintable())
-    return line if len(line) <= width else f"{line[: width - 1]}…"
-
-
 def _saving(members: Sequence[Group]) -> list[str]:
     """The best saving of one mode and workload, or that there is none."""
-    compared = [(row, group) for group in members for row in group.rows if row.comparable]
+    compared = [(row, group) for group in members for row in group.rows if row.is_compared]
     if not compared:
         return []
     row, group = max(compared, key=lambda pair: pair[0].hbm_ratio)
@@ -163,7 +141,7 @@ def _increases(members: Sequence[Group]) -> list[str]:
     """Everything that needs more than native: of each group the worst with figures, the others by name."""
     said = []
     for group in members:
-        worse = [row for row in group.rows if row.comparable and row.hbm_ratio <= 1 / SAME]
+        worse = [row for row in group.rows if row.is_compared and row.hbm_ratio <= 1 / SAME]
         if worse:
             worst, *others = sorted(worse, key=lambda row: row.hbm_ratio)
             change = (
@@ -181,7 +159,7 @@ def _one_way(members: Sequence[Group]) -> list[str]:
 def _fits_only(group: Group) -> Iterator[tuple[Row, str]]:
     """Where native does not fit and a chunk does, or the reverse: the native case, and what to say of it."""
     for seq_len, native in group.natives.items():
-        rows = [row for row in group.at(seq_len).rows if row.head_chunk and _is_fair(row)]
+        rows = [row for row in group.at(seq_len).rows if row.head_chunk and row.unfair is None]
         fitting = sorted((row for row in rows if _fits(row)), key=lambda row: row.hbm_total_bytes)
         failing = [row for row in rows if _fits(row) is False]
         if _fits(native) is False and fitting:
@@ -199,17 +177,10 @@ def _unclaimed(found: Sequence[Group]) -> list[str]:
     """The chunked cases that look like a comparison and are none, by reason."""
     said = []
     for group in found:
-        chunked = [row for row in group.rows if row.head_chunk and row.hbm_total_bytes is not None]
-        idle = [row for row in chunked if row.chunk_applies is False]
-        unlike = [row for row in chunked if row.like_for_like is False and row not in idle]
-        unknown = [row for row in chunked if row.hbm_ratio and row.like_for_like is None and row not in idle]
-        for rows, reason in (
-            (idle, "the chunk changes nothing there"),
-            (unlike, "the output dtypes are not native's"),
-            (unknown, "the output dtypes are not known to be native's"),
-        ):
+        place = f"{group.first.workload} on {_where(group.first)}"
+        for unfair, reason in UNFAIR.items():
+            rows = [row for row in group.rows if row.unfair == unfair and row.hbm_total_bytes is not None]
             if rows:
-                place = f"{group.first.workload} on {_where(group.first)}"
                 said.append(
                     f"{group.first.mode}: no saving is claimed for {place}, {_listed(rows)}: {reason}."
                 )
@@ -223,17 +194,14 @@ def _host(found: Sequence[Group]) -> str:
 
 
 def _failures(rows: Sequence[Row]) -> str:
-    counts = {status: sum(row.status == status for row in rows) for status in STATUSES}
-    failed = [f"{counts[status]} {words}" for status, words in _FAILED.items() if counts[status]]
-    return f"Of {len(rows)} cases {counts['ok']} ended ok, {', '.join(failed)}." if failed else ""
+    counts = Counter(row.status for row in rows)
+    failed = [f"{counts[status]} {words}" for status, words in _ENDINGS.items() if counts[status]]
+    cases = "case" if len(rows) == 1 else "cases"
+    return f"Of {len(rows)} {cases} {counts['ok']} ended ok, {', '.join(failed)}." if failed else ""
 
 
 def _is_same(ratio: float) -> bool:
     return 1 / SAME < ratio < SAME
-
-
-def _is_fair(row: Row) -> bool:
-    return row.chunk_applies is not False and row.like_for_like is not False
 
 
 def _fits(row: Row) -> bool | None:

@@ -5,33 +5,22 @@ from types import SimpleNamespace
 import pytest
 
 from mla_bench.case import Case
-from mla_bench.models import IndexerDims, Model
+from mla_bench.models import MODELS
 from mla_bench.record import Record
+from mla_bench.targets.chips import CHIPS
 from mla_bench.units import GIB, MIB
 
-MODEL = Model(
-    name="deepseek-v3.2",
-    source="arXiv:2512.02556",
-    hidden=7168,
-    heads=128,
-    q_lora=1536,
-    kv_lora=512,
-    qk_nope_dim=128,
-    qk_rope_dim=64,
-    v_dim=128,
-    indexer=IndexerDims(heads=64, dim=128, topk=2048),
-)
-LIMITS = {"v5e": 15.75, "v5p": 95.73, "v6e": 31.24}
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
 
 
 def case(workload="indexer-loss", mode="train", seq_len=8192, head_chunk=0, **changed) -> Case:
-    return Case(MODEL, workload, mode, seq_len, head_chunk=head_chunk, **changed)
+    return Case(MODELS["deepseek-v3.2"], workload, mode, seq_len, head_chunk=head_chunk, **changed)
 
 
 def ok(of: Case, total: float, live: float | None = None, **changed) -> dict:
     """Record of a case that fits, from its total and live peak in GiB; the fields add up."""
     total_bytes, live_bytes = (int(size * GIB) for size in (total, live or total))
+    limit = CHIPS[of.target].hbm_limit_bytes
     arguments, outputs, aliased = (int(total_bytes * share) for share in (0.02, 0.005, 0.001))
     measured = {
         "hbm_total_bytes": total_bytes,
@@ -42,8 +31,8 @@ def ok(of: Case, total: float, live: float | None = None, **changed) -> dict:
         "hbm_alias_bytes": aliased,
         "hbm_temp_bytes": total_bytes - arguments - outputs + aliased,
         "onchip_peak_bytes": 96 * MIB,
-        "hbm_limit_bytes": int(LIMITS[of.target] * GIB),
-        "fits": total <= LIMITS[of.target],
+        "hbm_limit_bytes": limit,
+        "fits": total_bytes <= limit,
         "hbm_source": "buffer assignment",
         "chunk_applies": True,
         "output_dtypes": "loss:float32",
@@ -53,7 +42,7 @@ def ok(of: Case, total: float, live: float | None = None, **changed) -> dict:
 
 def oom(of: Case, needed: float | None = 81.01, **changed) -> dict:
     """Record of a case that ran out of memory, with the compiler's needed GiB."""
-    limit = int(LIMITS[of.target] * GIB)
+    limit = CHIPS[of.target].hbm_limit_bytes
     measured = {
         "error": "CompileTimeHbmOom: Ran out of memory on HBM",
         "fits": False,

@@ -1,7 +1,7 @@
 import pytest
 
 from mla_bench.record import COLUMNS
-from mla_bench.report.frame import DERIVED, groups, rows_of, to_frame, write_csv
+from mla_bench.report.frame import DERIVED, UNFAIR, groups, rows_of, to_frame, write_csv
 
 HUGE = 2**60 + 1  # more than a float holds exactly
 
@@ -56,8 +56,8 @@ def test_no_record_makes_an_empty_frame():
 def test_ratio_is_native_over_this(make):
     row = pair(make, {}, {})
     assert row.hbm_ratio == pytest.approx(66.01 / 6.63)
-    assert row.like_for_like
-    assert row.comparable
+    assert row.unfair is None
+    assert row.is_compared
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,37 @@ def test_ratio_is_native_over_this(make):
 )
 def test_cases_that_differ_otherwise_are_never_compared(make, other):
     row = pair(make, {}, {}, **other)
-    assert (row.hbm_ratio, row.comparable) == (None, False)
+    assert (row.hbm_ratio, row.unfair, row.is_compared) == (None, None, False)
 
 
 @pytest.mark.parametrize(
-    ("native", "chunked"),
+    ("native", "chunked", "unfair"),
     [
-        ({}, {"chunk_applies": False}),
-        ({}, {"output_dtypes": "loss:bfloat16"}),
-        ({}, {"output_dtypes": None}),
-        ({"hbm_total_bytes": None}, {}),
-        ({}, {"hbm_total_bytes": 0}),
+        ({}, {"chunk_applies": False}, "no effect"),
+        ({}, {"chunk_applies": False, "output_dtypes": None}, "no effect"),
+        ({}, {"output_dtypes": "loss:bfloat16"}, "≠ dtypes"),
+        ({}, {"output_dtypes": None}, "dtypes ?"),
+        ({}, {"hbm_source": "memory_analysis()"}, "≠ source"),
+        ({"hbm_total_bytes": None}, {}, None),
+        ({}, {"hbm_total_bytes": 0}, None),
     ],
 )
-def test_what_says_nothing_about_chunking_is_not_comparable(make, native, chunked):
-    assert not pair(make, native, chunked).comparable
+def test_what_says_nothing_about_chunking_is_not_compared(make, native, chunked, unfair):
+    row = pair(make, native, chunked)
+    assert not row.is_compared
+    assert row.unfair == unfair
+    assert unfair is None or unfair in UNFAIR
+
+
+def test_what_is_unknown_of_a_pair_without_ratio_is_no_reason(make):
+    records = [make.oom(make.case()), make.ok(make.case(head_chunk=8), 6.63)]
+    assert rows_of(to_frame(records))[1].unfair is None
+
+
+def test_unequal_dtypes_are_known_without_any_figure(make):
+    unlike = make.host(make.case(target="local", head_chunk=8), 14.0) | {"output_dtypes": "loss:bfloat16"}
+    row = rows_of(to_frame([make.host(make.case(target="local"), 12.0), unlike]))[1]
+    assert (row.hbm_ratio, row.unfair) == (None, "≠ dtypes")
 
 
 def test_a_case_out_of_memory_has_no_ratio_even_with_a_figure(make):

@@ -43,13 +43,13 @@ def test_figures_units_and_change_stand_in_the_table(make):
         "on chip",
         "HBM total",
     ]
-    assert units.split() == ["seq", "chunk", "GiB", "GiB", "GiB", "vs", "native", "of", "limit", "note"]
+    assert units.split() == ["seq", "chunk", "GiB", "GiB", "MiB", "vs", "native", "of", "limit", "note"]
     assert line_of(text, "8k", "native", "66.01").split() == [
         "8k",
         "native",
         "66.01",
         "64.00",
-        "0.0938",
+        "96",
         "yes",
         "69%",
     ]
@@ -92,6 +92,28 @@ def test_unfair_pairs_are_marked(make):
     assert "×" not in text
 
 
+def test_a_pair_without_effect_has_a_reason_even_without_a_note(make):
+    text = printed([make.ok(make.case(), 3.1), make.ok(make.case(head_chunk=8), 3.1, chunk_applies=False)])
+    assert "1 the chunk changes nothing there; no saving is claimed" in text
+
+
+def test_figures_of_two_sources_are_marked_and_both_sources_named(make):
+    records = [make.ok(make.case(), 66.01), make.ok(make.case(head_chunk=8), 6.63, hbm_source="other")]
+    text = printed(records)
+    assert "≠ source" in line_of(text, "8k", "8")
+    assert "1 the HBM total is from other, native's from buffer assignment" in text
+    assert "×" not in text
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0"), (512, "<0.1"), (30 * 2**20, "30"), (1.5 * 2**20, "1.5"), (9.97 * 2**20, "10")],
+)
+def test_what_is_on_chip_is_shown_in_mib(make, size, shown):
+    text = printed([make.ok(make.case(), 1, onchip_peak_bytes=int(size))])
+    assert line_of(text, "8k", "native").split()[4] == shown
+
+
 def test_failures_show_their_first_line_without_control_characters_or_markup(make):
     text = printed(make.unfair())
     assert line_of(text, "8k", "crashed").split() == ["8k", "native", "crashed", "3"]
@@ -114,7 +136,7 @@ def test_128k_figures_do_not_overflow(make):
         "native",
         "130000.00",
         "130000.00",
-        "0.0938",
+        "96",
         "NO",
         "1358×",
     ]

@@ -2,7 +2,7 @@ import pytest
 
 from mla_bench.report import closing, to_frame
 from mla_bench.report.frame import groups, rows_of
-from mla_bench.report.words import headline, one_line, times
+from mla_bench.report.words import headline, times
 
 
 def said(records: list[dict]) -> str:
@@ -70,7 +70,7 @@ def test_another_memory_than_hbm_is_named(make):
 def test_nothing_is_claimed_for_unfair_pairs(make):
     text = said(make.unfair())
     assert "×" not in text
-    assert "train: nothing to compare for mla" in text
+    assert "nothing to compare" not in text  # each pair is explained
     assert (
         "train: no saving is claimed for mla on v5p, chunk 8 at 2k: the chunk changes nothing there." in text
     )
@@ -87,6 +87,22 @@ def test_unknown_dtypes_claim_nothing(make):
     assert "×" not in said(records)
 
 
+def test_figures_of_two_sources_claim_nothing(make):
+    records = [make.ok(make.case(), 66.01), make.ok(make.case(head_chunk=8), 6.63, hbm_source="other")]
+    assert closing(to_frame(records)) == [
+        "train: no saving is claimed for indexer-loss on v5p, chunk 8 at 8k: "
+        "the HBM total is not from the source of native's."
+    ]
+    assert title_of(records) == "HBM total by head chunk"
+
+
+def test_a_pair_without_effect_is_not_said_to_be_missing(make):
+    records = [make.ok(make.case(), 3.1), make.ok(make.case(head_chunk=8), 3.1, chunk_applies=False)]
+    assert closing(to_frame(records)) == [
+        "train: no saving is claimed for indexer-loss on v5p, chunk 8 at 8k: the chunk changes nothing there."
+    ]
+
+
 def test_host_memory_claims_nothing_about_hbm(make):
     assert closing(to_frame(make.on_host())) == [
         "Figures of local are host memory of the CPU compiler, never a stand-in for HBM: "
@@ -97,10 +113,14 @@ def test_host_memory_claims_nothing_about_hbm(make):
 
 def test_out_of_memory_is_counted(make):
     assert "Of 8 cases 6 ended ok, 2 ran out of memory." in said(make.loss_on("v6e"))
+    assert "Of 1 case 0 ended ok, 1 ran out of memory." in said([make.oom(make.case())])
 
 
 def test_nothing_to_compare_is_said(make):
-    assert "nothing to compare for indexer-loss" in said([make.ok(make.case(head_chunk=8), 1)])
+    lacking = "train: nothing to compare for indexer-loss: no case has an HBM total both native and chunked."
+    chunked = make.ok(make.case(head_chunk=8), 1)
+    assert closing(to_frame([chunked])) == [lacking]
+    assert closing(to_frame([make.ok(make.case(), 1, hbm_total_bytes=None), chunked])) == [lacking]
     assert closing(to_frame([])) == ["Nothing to compare: there is no case."]
 
 
@@ -139,9 +159,3 @@ def test_the_title_is_the_largest_change(make):
         make.ok(make.case("indexer", "forward", head_chunk=c), s) for c, s in ((0, 1), (2, 0.98), (8, 1.3))
     ]
     assert title_of(records) == "Chunk 8 needs 1.30× more HBM than native at 8k"
-
-
-def test_one_line_is_printable_and_bounded():
-    assert one_line("\n \x1b[1mfirst\x1b[0m\tline\nsecond") == "first line"
-    assert len(one_line("x" * 500)) == 160
-    assert one_line("") == ""
