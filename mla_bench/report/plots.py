@@ -5,7 +5,6 @@ Drawn with matplotlib's figures alone, never through pyplot, so that no display 
 
 import re
 import textwrap
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import cycle
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mla_bench.report.frame import Group, Row, groups, rows_of
-from mla_bench.report.words import chunk, details, facts, headline, provenance, times, title
+from mla_bench.report.words import against_native, chunk, details, facts, headline, provenance, title
+from mla_bench.text import file_stem
 from mla_bench.units import GIB, format_gib, format_size
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ MARKERS = ("s", "^", "D", "v", "P", "*", "h")
 PART_COLOURS = {
     "arguments": "#0072B2",
     "outputs, less aliased": "#56B4E9",
-    "temporaries alive at the peak": "#E69F00",
     "temporaries": "#E69F00",
     "fragmentation": "#999999",
     "not broken down": "#CCCCCC",
@@ -47,7 +46,7 @@ class Plot:
     name: str
     title: str
     group: Group
-    draw: Callable[["Plot"], "Figure"]
+    draw: Callable[[Group, str], "Figure"]
 
 
 def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
@@ -62,7 +61,7 @@ def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
     paths = []
     for plot in (plot for group in groups(rows_of(frame)) for plot in planned(group)):
         with mpl.rc_context(STYLE):
-            plot.draw(plot).savefig(directory / plot.name, format="png")
+            plot.draw(plot.group, plot.title).savefig(directory / plot.name, format="png")
         paths.append(directory / plot.name)
     return paths
 
@@ -83,27 +82,26 @@ def planned(group: Group) -> list[Plot]:
 def parts(row: Row) -> dict[str, int]:
     """Bytes that the HBM total consists of, by name; they sum to it exactly.
 
-    Aliased bytes are counted with the arguments alone. Fragmentation (total − live peak) is taken out
-    of the temporaries, which stay whole where no live peak is known. Temporaries are recorded as what
-    the other parts leave of the total; where they are unknown, it is not broken down.
+    Aliased bytes are counted with the arguments alone, and fragmentation, where it is known, apart
+    from the temporaries. A total that the compiler's figures exceed is not broken down.
     """
-    temporaries = row.hbm_temp_bytes
-    if temporaries is None:
+    if row.hbm_temp_bytes is None:
         return {"not broken down": row.hbm_total_bytes}
-    outputs = row.hbm_output_bytes - (row.hbm_alias_bytes or 0)
-    found = {"arguments": row.hbm_argument_bytes, "outputs, less aliased": outputs}
-    if row.hbm_fragmentation_bytes is None:
-        return found | {"temporaries": temporaries}
-    holes = min(row.hbm_fragmentation_bytes, temporaries)
-    return found | {"temporaries alive at the peak": temporaries - holes, "fragmentation": holes}
+    fragmentation = row.hbm_fragmentation_bytes or 0
+    found = {
+        "arguments": row.hbm_argument_bytes,
+        "outputs, less aliased": row.hbm_output_bytes - (row.hbm_alias_bytes or 0),
+        "temporaries": row.hbm_temp_bytes - fragmentation,
+        "fragmentation": fragmentation,
+    }
+    return found if min(found.values()) >= 0 else {"not broken down": row.hbm_total_bytes}
 
 
-def draw_totals(plot: Plot) -> "Figure":
+def draw_totals(group: Group, message: str) -> "Figure":
     """The total over sequence length, a line a chunk; what ran out of memory stands in a strip above."""
-    group = plot.group
     starved = list(dict.fromkeys(row.head_chunk for row in group.rows if row.status == "oom"))
     body, strip = 3.3, 0.22 * len(starved)
-    figure = _page(plot.title, (f"{title(group.first)} · {facts(group)}", provenance(group)), body + strip)
+    figure = _page(message, (f"{title(group.first)} · {facts(group)}", provenance(group)), body + strip)
     axes = _axes(figure, BOTTOM, body)
     _scale(axes, group)
     _draw_limit(axes, group)
@@ -113,12 +111,11 @@ def draw_totals(plot: Plot) -> "Figure":
     return figure
 
 
-def draw_parts(plot: Plot) -> "Figure":
+def draw_parts(group: Group, message: str) -> "Figure":
     """A bar a chunk of what the total consists of, at one sequence length; no bar without a total."""
-    group = plot.group
     place = f"{title(group.first)} · {format_size(group.first.seq_len)} · {facts(group)}"
     body = 0.45 * len(group.rows) + 0.1
-    figure = _page(plot.title, (place, provenance(group)), body + 0.2)
+    figure = _page(message, (place, provenance(group)), body + 0.2)
     axes = _axes(figure, BOTTOM, body)
     largest = max(group.total(row) or 0 for row in group.rows) / GIB
     axes.set(xlim=(0, largest), ylim=(len(group.rows) - 0.5, -0.5))
@@ -147,8 +144,8 @@ def _draw_bar(axes: "Axes", line: int, row: Row, largest: float) -> None:
             colour = "white" if name == "arguments" else INK
             axes.text(start + width / 2, line, format_gib(size), ha="center", va="center", color=colour)
         start += width
-    remark = times(row.hbm_ratio) if row.is_compared else row.unfair
-    _label(axes, (start, line), f"{format_gib(row.hbm_total_bytes)} GiB" + (f"\n{remark}" if remark else ""))
+    words = f"{format_gib(row.hbm_total_bytes)} GiB\n{against_native(row)}"
+    _label(axes, (start, line), words.rstrip())
 
 
 def _draw_part_names(axes: "Axes") -> None:
@@ -218,7 +215,7 @@ def _scale(axes: "Axes", group: Group) -> None:
 
 
 def _plain(size: float, _: float) -> str:
-    return f"{size:,.10g}"
+    return f"{size:,.10f}".rstrip("0").rstrip(".")
 
 
 def _page(message: str, lines: Iterable[str], body: float) -> "Figure":
@@ -292,7 +289,7 @@ def _seq_to_break_down(group: Group) -> int:
 
 
 def _file_name(kind: str, row: Row) -> str:
-    """File name of a group's picture; a checksum keeps names apart that are cut or respelled."""
-    exact = "-".join((kind, row.model, row.workload, row.mode, row.target.replace(":", "-"), *details(row)))
-    plain = re.sub(r"[^\w.=-]+", "-", exact, flags=re.ASCII)[:100]
-    return f"{plain}.png" if plain == exact else f"{plain}-{zlib.crc32(exact.encode()):08x}.png"
+    """File name of a group's picture, other for every other group."""
+    name = "-".join((kind, row.model, row.workload, row.mode, row.target.replace(":", "-"), *details(row)))
+    plain = re.fullmatch(r"[\w.=-]{1,100}", name, re.ASCII)
+    return f"{name if plain else file_stem(name)}.png"

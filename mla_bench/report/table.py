@@ -1,6 +1,7 @@
 """The figures as tables: for a terminal or a pipe of 80 columns, and as Markdown."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,11 +10,11 @@ from mla_bench.record import FAILED
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.report.plots import planned
 from mla_bench.report.words import (
-    closing,
+    against_native,
+    closing_of,
     facts,
     out_of_memory,
     provenance,
-    times,
     title,
     version_warning,
 )
@@ -23,6 +24,7 @@ from mla_bench.units import format_gib, format_mib, format_size
 if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Group as Renderables
+    from rich.text import Text
 
 PREFACE = """\
 All figures are per device. 1 GiB is 2³⁰ bytes, 1 MiB is 2²⁰.
@@ -71,7 +73,7 @@ def summary_markdown(frame: "DataFrame") -> str:
     """
     rows = rows_of(frame)
     warning = version_warning(rows)
-    claims = [f"- {_escaped(line)}" for line in closing(frame) if line != warning]
+    claims = [f"- {_escaped(line)}" for line in closing_of(rows) if line != warning]
     preface = [f"> **{_escaped(warning)}**"] if warning else []
     parts = ["# Summary", *preface, "\n".join(claims), PREFACE.rstrip()]
     for group in groups(rows):
@@ -120,14 +122,11 @@ def _total(group: Group, row: Row) -> str:
 
 
 def _against_native(group: Group, row: Row) -> str:
-    native = group.natives.get(row.seq_len)
-    if not row.head_chunk or row.status != "ok" or native is None:
+    if row.status != "ok":
         return ""
-    if row.unfair:
-        return row.unfair
-    if native.status != "ok":
-        return f"native {_total(group, native)}"
-    return times(row.hbm_ratio) if row.hbm_ratio else ""
+    native = group.natives.get(row.seq_len, row)
+    stopped = "" if native.status == "ok" else f"native {_total(group, native)}"
+    return against_native(row) or stopped
 
 
 def _fit(group: Group, row: Row) -> str:
@@ -159,32 +158,32 @@ def _notes(group: Group, row: Row) -> list[str]:
 
 
 def _unfair_note(group: Group, row: Row) -> str:
-    native = group.natives.get(row.seq_len)
-    reason = UNFAIR[row.unfair]
-    if native and row.unfair == "≠ dtypes":
-        reason = f"not like for like: returns {row.output_dtypes}, native {native.output_dtypes}"
-    if native and row.unfair == "≠ source":
-        reason = f"the HBM total is from {row.hbm_source}, native's from {native.hbm_source}"
-    return f"{reason}; no saving is claimed"
+    native = group.natives.get(row.seq_len, row)
+    exact = {
+        "≠ dtypes": f"not like for like: returns {row.output_dtypes}, native {native.output_dtypes}",
+        "≠ source": f"the HBM total is from {row.hbm_source}, native's from {native.hbm_source}",
+    }
+    return f"{exact.get(row.unfair, UNFAIR[row.unfair])}; no saving is claimed"
 
 
-def _dressed(sheet: Sheet) -> list:
-    """`sheet` as rich renderables: heading, table, notes with a hanging indent."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def _dressed(sheet: Sheet) -> list["Text"]:
+    """`sheet` for a terminal: heading, table, notes with a hanging indent; no line ends in spaces."""
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for heading in sheet.headings:
-        side = "left" if heading == "note" else "right"
-        table.add_column(Text(heading, style="bold"), justify=side, no_wrap=True)
-    for cells in sheet.cells:
-        table.add_row(*map(Text, cells))
-    notes = Table.grid(padding=(0, 1))
+    rows = [*zip(*(heading.rpartition("\n")[::2] for heading in sheet.headings), strict=True), *sheet.cells]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust if heading == "note" else str.rjust for heading in sheet.headings]
+    lines = [
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    rule = "─" * (sum(widths) + 2 * len(widths) - 2)
+    notes = [""] if sheet.notes else []
     for number, note in enumerate(sheet.notes, start=1):
-        notes.add_row(Text(str(number)), Text(note))
-    heading = [Text(sheet.title, style="bold"), *map(Text, sheet.facts), Text()]
-    return [*heading, table, *([Text(), notes] if sheet.notes else []), Text()]
+        mark = f"{number} "
+        notes += textwrap.wrap(mark + note, 80, subsequent_indent=" " * len(mark), break_on_hyphens=False)
+    said = [sheet.title, *sheet.facts, "", *lines[:2], rule, *lines[2:], *notes, ""]
+    return [Text(line, style="bold" if line in (sheet.title, *lines[:2]) else "") for line in said]
 
 
 def _marked_down(sheet: Sheet) -> list[str]:

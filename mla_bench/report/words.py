@@ -22,11 +22,15 @@ _NO_PAIR = "no case has an HBM total both native and chunked"
 def closing(frame: "DataFrame") -> list[str]:
     """Closing sentences, each complete in itself, for a sweep's last lines.
 
-    Of each mode and workload: the best saving, everything that got worse, and everything that fits
-    with or without chunking only, with signs. Then what no saving is claimed for and why, and what
-    did not end `ok`. A mix of versions is said before any figure.
+    Of each mode and workload: the best saving, everything that got worse, everything that fits with
+    or without chunking only, with signs, and what no saving is claimed for and why. Then what did not
+    end `ok`. A mix of versions is said before any figure.
     """
-    rows = rows_of(frame)
+    return closing_of(rows_of(frame))
+
+
+def closing_of(rows: Sequence[Row]) -> list[str]:
+    """`closing`, of rows."""
     found = groups(rows)
     topics: dict[tuple[str, str, str], list[Group]] = {}
     for group in found:
@@ -36,11 +40,11 @@ def closing(frame: "DataFrame") -> list[str]:
     said = [version_warning(rows)]
     for (mode, model, workload), members in topics.items():
         subject = f"{mode}, {model}" if several_models else mode
-        lines = [*_saving(members), *_increases(members), *_one_way(members)]
-        if not lines and not _unclaimed(members):
-            lines = [f"nothing to compare for {workload}: {_NO_PAIR}"]
-        said += [f"{subject}: {line}." for line in lines]
-    said += [*_unclaimed(found), _host(found), _failures(rows)]
+        lines = [*_saving(members), *_increases(members), *_one_way(members), *_unclaimed(members)]
+        said += [
+            f"{subject}: {line}." for line in lines or [f"nothing to compare for {workload}: {_NO_PAIR}"]
+        ]
+    said += [_host(found), _failures(rows)]
     return [line for line in said if line] or ["Nothing to compare: there is no case."]
 
 
@@ -52,7 +56,7 @@ def headline(group: Group) -> str:
         return warning.partition(":")[0] + ": not attributable to the code"
     compared = [row for row in group.rows if row.is_compared]
     row = max(compared, key=lambda row: abs(math.log(row.hbm_ratio)), default=None)
-    if row and not _is_same(row.hbm_ratio):
+    if row and change(row.hbm_ratio) != "same":
         place = format_size(row.seq_len)
         return f"{chunk(row).capitalize()} needs {times(row.hbm_ratio)} HBM than native at {place}"
     for native, line in _fits_only(group):
@@ -107,11 +111,24 @@ def chunk(row: Row) -> str:
     return f"chunk {row.head_chunk}" if row.head_chunk else "native"
 
 
+def change(ratio: float) -> str:
+    """What a ratio of native to this says of this: that it needs `less`, `more` or the `same`."""
+    if 1 / SAME < ratio < SAME:
+        return "same"
+    return "less" if ratio > 1 else "more"
+
+
 def times(ratio: float) -> str:
     """A ratio of native to this, as the change it stands for: `9.96× less`, `1.19× more`."""
     size = max(ratio, 1 / ratio)
     digits = 2 if size < 10 else 1 if size < 100 else 0
-    return "≈ same" if _is_same(ratio) else f"{size:.{digits}f}× {'less' if ratio > 1 else 'more'}"
+    word = change(ratio)
+    return "≈ same" if word == "same" else f"{size:.{digits}f}× {word}"
+
+
+def against_native(row: Row) -> str:
+    """The change against native, or why none is claimed, in a cell's width; mostly empty without a pair."""
+    return row.unfair or (times(row.hbm_ratio) if row.is_compared else "")
 
 
 def out_of_memory(row: Row) -> str:
@@ -130,25 +147,20 @@ def _saving(members: Sequence[Group]) -> list[str]:
     if not compared:
         return []
     row, group = max(compared, key=lambda pair: pair[0].hbm_ratio)
-    if row.hbm_ratio < SAME:
+    if change(row.hbm_ratio) != "less":
         return [f"no chunk of {row.workload} needs less HBM than native"]
-    return [
-        f"{chunk(row)} of {_place(row)} needs {times(row.hbm_ratio)} HBM than native ({_change(row, group)})"
-    ]
+    return [f"{_needs(row)} ({_difference(row, group)})"]
 
 
 def _increases(members: Sequence[Group]) -> list[str]:
     """Everything that needs more than native: of each group the worst with figures, the others by name."""
     said = []
     for group in members:
-        worse = [row for row in group.rows if row.is_compared and row.hbm_ratio <= 1 / SAME]
+        worse = [row for row in group.rows if row.is_compared and change(row.hbm_ratio) == "more"]
         if worse:
             worst, *others = sorted(worse, key=lambda row: row.hbm_ratio)
-            change = (
-                f"{times(worst.hbm_ratio).replace('more', 'MORE')} HBM than native ({_change(worst, group)})"
-            )
             also = f"; more than native too: {_listed(others)}" if others else ""
-            said.append(f"{chunk(worst)} of {_place(worst)} needs {change}{also}")
+            said.append(f"{_needs(worst).replace('× more', '× MORE')} ({_difference(worst, group)}){also}")
     return said
 
 
@@ -173,18 +185,14 @@ def _fits_only(group: Group) -> Iterator[tuple[Row, str]]:
             yield native, f"{', '.join(map(chunk, failing))} {verb} NOT fit {_ceiling(failing[0])}; {does}"
 
 
-def _unclaimed(found: Sequence[Group]) -> list[str]:
+def _unclaimed(members: Sequence[Group]) -> Iterator[str]:
     """The chunked cases that look like a comparison and are none, by reason."""
-    said = []
-    for group in found:
+    for group in members:
         place = f"{group.first.workload} on {_where(group.first)}"
         for unfair, reason in UNFAIR.items():
             rows = [row for row in group.rows if row.unfair == unfair and row.hbm_total_bytes is not None]
             if rows:
-                said.append(
-                    f"{group.first.mode}: no saving is claimed for {place}, {_listed(rows)}: {reason}."
-                )
-    return said
+                yield f"no saving is claimed for {place}, {_listed(rows)}: {reason}"
 
 
 def _host(found: Sequence[Group]) -> str:
@@ -198,10 +206,6 @@ def _failures(rows: Sequence[Row]) -> str:
     failed = [f"{counts[status]} {words}" for status, words in _ENDINGS.items() if counts[status]]
     cases = "case" if len(rows) == 1 else "cases"
     return f"Of {len(rows)} {cases} {counts['ok']} ended ok, {', '.join(failed)}." if failed else ""
-
-
-def _is_same(ratio: float) -> bool:
-    return 1 / SAME < ratio < SAME
 
 
 def _fits(row: Row) -> bool | None:
@@ -218,6 +222,10 @@ def _ceiling(row: Row) -> str:
     return f"{format_gib(limit)} GiB" if limit else "the device"
 
 
+def _needs(row: Row) -> str:
+    return f"{chunk(row)} of {_place(row)} needs {times(row.hbm_ratio)} HBM than native"
+
+
 def _place(row: Row) -> str:
     return f"{row.workload} at {format_size(row.seq_len)} on {_where(row)}"
 
@@ -226,7 +234,7 @@ def _where(row: Row) -> str:
     return f"{row.target} ({', '.join(details(row))})" if details(row) else row.target
 
 
-def _change(row: Row, group: Group) -> str:
+def _difference(row: Row, group: Group) -> str:
     before, after = group.natives[row.seq_len].hbm_total_bytes, row.hbm_total_bytes
     sign = "+" if after > before else "−"
     span = f"{format_gib(before)} → {format_gib(after)} GiB"

@@ -17,7 +17,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def drawn(records: list[dict]) -> list:
     """The figures of the plots of one group."""
     (group,) = groups(rows_of(to_frame(records)))
-    return [plot.draw(plot) for plot in planned(group)]
+    return [plot.draw(plot.group, plot.title) for plot in planned(group)]
 
 
 def texts(figure) -> str:
@@ -83,7 +83,7 @@ def test_bars_stack_up_to_the_total_of_the_longest_sequence_with_native(make):
         {},
         {"hbm_alias_bytes": None, "hbm_output_bytes": 0, "hbm_temp_bytes": 98, "hbm_argument_bytes": 2},
         {"hbm_fragmentation_bytes": None},
-        {"hbm_fragmentation_bytes": 2**50},
+        {"hbm_temp_bytes": -6, "hbm_argument_bytes": 106},
         {"hbm_argument_bytes": None, "hbm_temp_bytes": None},
     ],
 )
@@ -91,6 +91,11 @@ def test_parts_always_sum_to_the_total(make, changed):
     row = rows_of(to_frame([make.ok(make.case(), 100 / GIB, 90 / GIB, **changed)]))[0]
     assert sum(parts(row).values()) == row.hbm_total_bytes
     assert min(parts(row).values()) >= 0
+
+
+def test_parts_that_exceed_the_total_are_not_drawn(make):
+    row = rows_of(to_frame([make.ok(make.case(), 100 / GIB, hbm_temp_bytes=-6, hbm_argument_bytes=106)]))[0]
+    assert parts(row) == {"not broken down": 100}
 
 
 def test_parts_split_temporaries_and_count_aliased_bytes_once(make):
@@ -101,7 +106,7 @@ def test_parts_split_temporaries_and_count_aliased_bytes_once(make):
     assert parts(row) == {
         "arguments": 20,
         "outputs, less aliased": 10,
-        "temporaries alive at the peak": 60,
+        "temporaries": 60,
         "fragmentation": 10,
     }
 
@@ -155,6 +160,13 @@ def test_names_of_pictures_differ_where_groups_do_and_suit_a_file_system(make):
     assert len(set(names)) == 12
     assert max(map(len, names)) < 130
     assert all(set(name) & set('/\\:|"<>?* ') == set() for name in names)
+
+
+def test_tiny_programs_have_plain_numbers_too(make):
+    for figure in drawn([make.ok(make.case(head_chunk=c), 2.0**-c / 4000) for c in (0, 1, 2)]):
+        figure.canvas.draw()
+        assert not any("e-" in label.get_text() for label in figure.axes[0].get_yticklabels())
+        assert "0.00025 GiB" in texts(figure)
 
 
 def test_128k_by_128k_does_not_overflow(make):

@@ -25,6 +25,15 @@ def test_a_pipe_gets_80_columns_of_plain_text(sweep):
     assert max(map(len, text.splitlines())) <= 80
     assert all(letter.isprintable() for letter in text.replace("\n", ""))
     assert "…" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_long_notes_hang_beside_their_number(make):
+    text = printed([make.ok(make.case(), 1, note="why " * 60)])
+    first, *others = text[text.index("1 why") :].splitlines()
+    assert first.startswith("1 why why")
+    assert {line[:5] for line in others if line} == {"  why"}
+    assert " ".join(" ".join((first, *others)).split()) == "1 why" + " why" * 59
 
 
 def test_long_names_still_fit(make):
@@ -127,6 +136,10 @@ def test_no_figure_is_blank_with_a_reason(make):
     text = printed([record | {"note": "memory_analysis() is None"}])
     assert "memory_analysis() is None" in text
     assert "0.00" not in text
+
+
+def test_a_tiny_total_is_not_rounded_away(make):
+    assert line_of(printed([make.ok(make.case(), 1.2 / 1024)]), "8k", "native").split()[2] == "0.00117"
 
 
 def test_128k_figures_do_not_overflow(make):

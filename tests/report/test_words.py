@@ -103,6 +103,14 @@ def test_a_pair_without_effect_is_not_said_to_be_missing(make):
     ]
 
 
+def test_of_several_models_each_sentence_names_its_own(make):
+    records = [make.ok(make.case(), 3.1), make.ok(make.case(head_chunk=8), 3.1, chunk_applies=False)]
+    records.append(make.ok(make.case(), 3.1) | {"model": "mine"})
+    lines = closing(to_frame(records))
+    assert lines[0].startswith("train, deepseek-v3.2: no saving is claimed for indexer-loss on v5p")
+    assert lines[1].startswith("train, mine: nothing to compare for indexer-loss")
+
+
 def test_host_memory_claims_nothing_about_hbm(make):
     assert closing(to_frame(make.on_host())) == [
         "Figures of local are host memory of the CPU compiler, never a stand-in for HBM: "
