@@ -218,6 +218,7 @@ def parity(
     from mla_bench.progress import progress
     from mla_bench.report.parity import parity_tables, verdict
     from mla_bench.scenario import PARITY, expand
+    from mla_bench.verdict import all_pass
 
     chosen = PARITY.override(
         model=model,
@@ -235,12 +236,12 @@ def parity(
     with progress(console, [case.case_id for case in cases]) as ended:
         for case, row in check_parity(cases, tolerance):
             checked.append((case, row))
-            ended(f"{case.case_id}: {'pass' if row.passed else 'FAIL'}")
+            ended(f"{case.case_id}: {row.status}")
     for table in parity_tables(checked):
         console.print(table)
     for sentence in verdict(checked):
         console.print(sentence)
-    raise typer.Exit(0 if all(row.passed for _, row in checked) else 1)
+    raise typer.Exit(0 if all_pass(row for _, row in checked) else 1)
 
 
 @app.command()

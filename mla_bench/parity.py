@@ -9,7 +9,7 @@ with it everything behind; there it is twice the built-in native graph's own err
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,68 +17,16 @@ import numpy as np
 
 from mla_bench import reference
 from mla_bench.case import BUILT_IN, Case, Graph
+from mla_bench.implementation import load_implementation
 from mla_bench.models import Model
+from mla_bench.verdict import FAIL, NOT_COMPARED, OWN_NATIVE, PASS, REFERENCE, OutputParity, ParityRow
+from mla_bench.worker import error_words
 
 TOLERANCE = 1e-5
 BFLOAT16_FLOOR = 2.0**-7  # one step of a bfloat16 at 1: two roundings of an output may differ by as much
-REFERENCE, OWN_NATIVE = "float64 reference", "own native"
 
 Arrays = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class OutputParity:
-    """How far one output is from what it is compared with.
-
-    Attributes:
-      name: dotted, such as `grad.indexer.wk.kernel`.
-      dtype: of the variant's output; `native_dtype` of the native variant's.
-      error: ‖got − expected‖₂ / ‖expected‖₂; of a mask, the share of the expected positions that are not
-        selected. None where there is none: another shape, or a value that is not finite.
-      native_error: the same of the native variant (head chunk 0) of the same implementation.
-      allowed: the largest error that passes.
-      same_rows: of a mask, the share of the rows whose set is the expected one; `overlap`, the share of the
-        expected positions that are selected.
-    """
-
-    name: str
-    dtype: str
-    native_dtype: str
-    error: float | None
-    native_error: float | None
-    allowed: float
-    same_rows: float | None = None
-    overlap: float | None = None
-
-
-@dataclass(frozen=True)
-class ParityRow:
-    """One case's verdict.
-
-    Attributes:
-      case_id: of the case.
-      against: what the outputs were compared with: `REFERENCE`, or `OWN_NATIVE` where the implementation
-        takes other arguments than the built-in graph, so that no reference is known.
-      passed: whether no fault was found.
-      reason: the faults in words; empty where it passed.
-      outputs: one for each compared output.
-    """
-
-    case_id: str
-    against: str
-    passed: bool
-    reason: str
-    outputs: tuple[OutputParity, ...]
-
-    @property
-    def worst(self) -> OutputParity | None:
-        """The output with the largest error; None where no output has one."""
-        known = [output for output in self.outputs if output.error is not None]
-        return max(known, key=lambda output: output.error or 0.0, default=None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain mapping; its outputs are mappings too."""
-        return asdict(self)
+Signature = tuple[tuple[str, tuple[int, ...], np.dtype], ...]  # name, shape and dtype of each argument
 
 
 def shrink(model: Model) -> Model:
@@ -100,30 +48,50 @@ def compare(case: Case, tolerance: float | None = None, seed: int = 0) -> Parity
     """Runs `case` and its native variant on the CPU on the same random inputs, and judges every output.
 
     The case is taken as it is: `shrink` its model first. XLA options are left aside; they are the target's.
+    An implementation that raises fails; the reason is then what it raised.
 
     Args:
       case: the variant to judge.
       tolerance: largest relative error; None for what the module says of float32 and bfloat16.
       seed: of the random inputs.
-
-    Raises:
-      MlaBenchError: the implementation cannot be loaded or refuses the case.
     """
-    got, native = _outputs(replace(case, xla_options=()), seed), _outputs(_native(case), seed)
-    built_in = _native(replace(case, impl=BUILT_IN))
+    try:
+        return _judge(replace(case, xla_options=()), tolerance, seed)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an implementation raises
+        return ParityRow(FAIL, error_words(error))
+
+
+def _judge(case: Case, tolerance: float | None, seed: int) -> ParityRow:
+    native, built_in = _native(case), _native(replace(case, impl=BUILT_IN))
+    takes = _signature(case)
+    got = _outputs(case, takes, seed)
+    own = _outputs(native, takes, seed) if _shapes(native) == _shapes(case) else {}
+
+    against, wanted, rounding = None, {}, {}
     if _shapes(case) == _shapes(built_in):
-        against, wanted, yardstick = REFERENCE, _expected(built_in, seed), _outputs(built_in, seed)
-    else:
-        against, wanted, yardstick = OWN_NATIVE, native, native
+        against, wanted = REFERENCE, _expected(built_in, takes, seed)
+        rounding = _rounding(built_in, seed) if case.dtype == "bfloat16" else {}
+    elif case != native and own:
+        against, wanted = OWN_NATIVE, own
 
     outputs, faults = [], [f"output {name} is missing" for name in wanted if name not in got]
-    for name in (name for name in wanted if name in got):
-        allowed = TOLERANCE if tolerance is None else tolerance
-        if tolerance is None and case.dtype == "bfloat16":
-            allowed = 2 * (_error(yardstick[name], wanted[name]) or 0.0) + BFLOAT16_FLOOR
-        outputs.append(_measure(name, got[name], native.get(name, got[name]), wanted[name], allowed))
-        faults += _faults(outputs[-1], got[name], wanted[name])
-    return ParityRow(case.case_id, against, not faults, "; ".join(faults), tuple(outputs))
+    for name, value in got.items():
+        unsound = _unsound(name, value, wanted.get(name) if against == REFERENCE else None)
+        faults += unsound
+        if name in wanted:
+            allowed = _allowed(case.dtype, tolerance, rounding.get(name))
+            outputs.append(_measure(name, value, own.get(name), wanted[name], allowed))
+            faults += [] if unsound else _differences(outputs[-1], value, wanted[name])
+    if not got:
+        faults = ["it has no outputs"]
+    if faults:
+        return ParityRow(FAIL, "; ".join(faults), against, tuple(outputs))
+    if against is None:
+        why = "it is the native variant itself" if case == native else "its native variant takes others"
+        return ParityRow(
+            NOT_COMPARED, f"nothing to compare with: no reference takes its arguments, and {why}"
+        )
+    return ParityRow(PASS, "", against, tuple(outputs))
 
 
 def random_arguments(case: Case, seed: int = 0) -> dict[str, np.ndarray]:
@@ -134,19 +102,7 @@ def random_arguments(case: Case, seed: int = 0) -> dict[str, np.ndarray]:
     Returns:
       From place and dotted name, such as `0.indexer.wk.kernel` and `1.x`, to a value of the graph's dtype.
     """
-    import jax
-
-    rng = np.random.default_rng(seed)
-
-    def values(name: str, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
-            return np.ones(leaf.shape, leaf.dtype)
-        normal, kind = rng.standard_normal(leaf.shape), name.rpartition(".")[2]
-        if kind == "kernel":
-            normal *= leaf.shape[0] ** -0.5
-        return (1 + normal / 8 if kind == "scale" else normal).astype(leaf.dtype)
-
-    return {name: values(name, leaf) for name, leaf in _flatten(_graph(case).arguments).items()}
+    return _values(_signature(case), seed)
 
 
 def run(case: Case, arguments: Arrays) -> dict[str, np.ndarray]:
@@ -165,7 +121,7 @@ def run(case: Case, arguments: Arrays) -> dict[str, np.ndarray]:
     leaves, tree = jax.tree_util.tree_flatten_with_path(graph.arguments)
     values = [np.asarray(arguments[_name(path)]).astype(leaf.dtype) for path, leaf in leaves]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        outputs = jax.jit(graph.function, compiler_options=reference.UNOPTIMIZED)(*tree.unflatten(values))
+        outputs = jax.jit(graph.function, compiler_options=reference.quick_compile())(*tree.unflatten(values))
     return {name: np.asarray(value) for name, value in _flatten(outputs).items()}
 
 
@@ -185,9 +141,10 @@ def _native(case: Case) -> Case:
 
 @lru_cache(maxsize=4)
 def _graph(case: Case) -> Graph:
-    from mla_bench.implementation import load_implementation
-
-    return load_implementation(case.impl)(case)
+    graph = load_implementation(case.impl)(case)
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{case.impl} returned a {type(graph).__name__}, not an mla_bench.Graph")
+    return graph
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
@@ -203,30 +160,73 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
+def _signature(case: Case) -> Signature:
+    """What the graph of `case` takes."""
+    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in _flatten(_graph(case).arguments).items())
+
+
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    return {name: leaf.shape for name, leaf in _flatten(_graph(case).arguments).items()}
+    return {name: shape for name, shape, _ in _signature(case)}
+
+
+def _values(signature: Signature, seed: int) -> dict[str, np.ndarray]:
+    import jax
+
+    rng = np.random.default_rng(seed)
+
+    def values(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        if not jax.numpy.issubdtype(dtype, jax.numpy.floating):
+            return np.ones(shape, dtype)
+        normal, kind = rng.standard_normal(shape), name.rpartition(".")[2]
+        if kind == "kernel":
+            normal *= shape[0] ** -0.5
+        return (1 + normal / 8 if kind == "scale" else normal).astype(dtype)
+
+    return {name: values(name, shape, dtype) for name, shape, dtype in signature}
+
+
+# Kept, since variants share their native and the reference.
+@lru_cache(maxsize=4)
+def _outputs(case: Case, signature: Signature, seed: int) -> dict[str, np.ndarray]:
+    """Of the graph of `case` on the random arguments of a graph that takes `signature`."""
+    return run(case, _values(signature, seed))
 
 
 @lru_cache(maxsize=4)
-def _outputs(case: Case, seed: int) -> dict[str, np.ndarray]:
-    """Of the graph on its random arguments; kept, since variants share their native."""
-    return run(case, random_arguments(case, seed))
+def _expected(case: Case, signature: Signature, seed: int) -> dict[str, np.ndarray]:
+    """Of the reference on the very values that a graph that takes `signature` gets."""
+    return expected(case, _values(signature, seed))
 
 
 @lru_cache(maxsize=4)
-def _expected(case: Case, seed: int) -> dict[str, np.ndarray]:
-    """Of the reference on the very values that the graph of `case` gets."""
-    return expected(case, random_arguments(case, seed))
+def _rounding(built_in: Case, seed: int) -> dict[str, float | None]:
+    """Error of each output of the built-in native graph on its own arguments."""
+    takes = _signature(built_in)
+    got, wanted = _outputs(built_in, takes, seed), _expected(built_in, takes, seed)
+    return {name: _error(got[name], wanted[name]) for name in wanted}
+
+
+def _allowed(dtype: str, tolerance: float | None, rounding: float | None) -> float:
+    """The largest error that passes; `rounding` is the built-in native graph's own error."""
+    if tolerance is not None:
+        return tolerance
+    return 2 * (rounding or 0.0) + BFLOAT16_FLOOR if dtype == "bfloat16" else TOLERANCE
 
 
 def _measure(
-    name: str, got: np.ndarray, native: np.ndarray, wanted: np.ndarray, allowed: float
+    name: str, got: np.ndarray, native: np.ndarray | None, wanted: np.ndarray, allowed: float
 ) -> OutputParity:
-    error, sets = _error(got, wanted), {}
+    error, same_rows = _error(got, wanted), None
     if wanted.dtype == bool and error is not None:
-        sets = {"same_rows": float(np.mean(np.all(got == wanted, -1))), "overlap": 1 - error}
+        same_rows = float(np.mean(np.all(np.atleast_1d(got == wanted), -1)))
     return OutputParity(
-        name, str(got.dtype), str(native.dtype), error, _error(native, wanted), allowed, **sets
+        name,
+        dtype=str(got.dtype),
+        native_dtype=None if native is None else str(native.dtype),
+        error=error,
+        native_error=None if native is None else _error(native, wanted),
+        allowed=allowed,
+        same_rows=same_rows,
     )
 
 
@@ -241,20 +241,26 @@ def _error(got: np.ndarray, wanted: np.ndarray) -> float | None:
     return error if np.isfinite(error) else None
 
 
-def _faults(output: OutputParity, got: np.ndarray, wanted: np.ndarray) -> list[str]:
-    """What is wrong with an output, in words."""
+def _unsound(name: str, got: np.ndarray, exact: np.ndarray | None) -> list[str]:
+    """What is wrong with an output whatever it is compared with; of one row, many a gradient is `exact` 0."""
+    if not np.all(np.isfinite(got.astype(np.float64))):
+        return [f"{name} is not finite"]
+    may_be_zero = exact is not None and not np.any(exact)
+    if name.startswith(("loss", "grad")) and not np.any(got) and not may_be_zero:
+        return [f"{name} is zero"]
+    return []
+
+
+def _differences(output: OutputParity, got: np.ndarray, wanted: np.ndarray) -> list[str]:
+    """How a finite output differs from what it must be, in words."""
     name, faults = output.name, []
-    if output.dtype != output.native_dtype:
+    if output.native_dtype not in (None, output.dtype):
         faults += [f"not like for like: {name} is {output.dtype} where native returns {output.native_dtype}"]
     if got.shape != wanted.shape:
         return [*faults, f"{name} has shape {list(got.shape)} instead of {list(wanted.shape)}"]
     if (got.dtype == bool) != (wanted.dtype == bool):
         return [*faults, f"{name} is {got.dtype} instead of {wanted.dtype}"]
-    if not np.all(np.isfinite(got.astype(np.float64))):
-        return [*faults, f"{name} is not finite"]
-    if name.startswith(("loss", "grad")) and not np.any(got):
-        return [*faults, f"{name} is zero"]
-    if got.dtype == bool and not np.array_equal(got.sum(-1), wanted.sum(-1)):
+    if got.dtype == bool and not np.array_equal(*(np.atleast_1d(a).sum(-1) for a in (got, wanted))):
         faults += [f"{name} selects more or fewer positions than it must in some rows"]
     if output.error is None:
         return [*faults, f"what {name} is compared with is not finite"]

@@ -11,21 +11,19 @@ features, rotation, correction range and softmax scale, DeepSeek's inference cod
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from mla_bench.case import Case
-from mla_bench.errors import MlaBenchError
-from mla_bench.models import IndexerDims, Model, Yarn
+from mla_bench.models import Model, Yarn
 
 Array = Any  # of NumPy, or of JAX while it differentiates
 Params = Mapping[str, Array]
 
 INDEXER_NORM_EPS = 1e-6
-UNOPTIMIZED = {"xla_backend_optimization_level": 0}  # at these sizes compiling takes longer than computing
 PREFIX = "indexer."
 
 
@@ -58,7 +56,7 @@ def _indexer(case: Case, params: Params, inputs: Params) -> dict[str, Any]:
     """Scores and selection; in training the gradient of the sum of the selected scores."""
     model, x, q_latent = case.model, inputs["x"], inputs["q_latent"]
     score = indexer_score(model, params, x, q_latent)
-    mask = select(score, _dims(model).topk)
+    mask = select(score, model.indexer_dims.topk)
     if case.mode == "forward":
         return {"score": score, "mask": mask}
 
@@ -112,8 +110,25 @@ def _gradient(scalar: Callable[[Any, Any], Array], variables: Any) -> Any:
     import jax
 
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        gradient = jax.jit(jax.grad(partial(scalar, jax.numpy)), compiler_options=UNOPTIMIZED)(variables)
+        gradient = jax.jit(jax.grad(partial(scalar, jax.numpy)), compiler_options=quick_compile())(variables)
         return jax.tree.map(np.asarray, gradient)
+
+
+@cache
+def quick_compile() -> dict[str, Any]:
+    """Compile options for the CPU, where at tiny sizes compiling takes longer than computing.
+
+    The second, with which jax 0.10 compiles a layer's gradients in a third of the time, is not in jax 0.12.
+    """
+    import jax
+
+    options = {"xla_backend_optimization_level": 0}
+    quicker = options | {"xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda: 0, compiler_options=quicker).lower().compile()
+    except jax.errors.JaxRuntimeError:  # no such option
+        return options
+    return quicker
 
 
 def indexer_score(
@@ -124,7 +139,7 @@ def indexer_score(
     xp: Any = np,
 ) -> Float[Array, "batch seq seq"]:
     """score[t, s] = Σ_h w[t, h] · ReLU(q[t, h]·k[s]) for every s, visible or not (V3.2 report, 2.1)."""
-    dims, rope = _dims(model), model.qk_rope_dim
+    dims, rope = model.indexer_dims, model.qk_rope_dim
     tables = rope_tables(model, x.shape[1])
 
     def rotated(heads: Array) -> Array:
@@ -280,13 +295,6 @@ def _extension(model: Model) -> Yarn | None:
     return model.yarn if model.yarn and model.yarn.max_positions > model.yarn.original_positions else None
 
 
-def _dims(model: Model) -> IndexerDims:
-    """The indexer's dimensions, in workloads that need one."""
-    if model.indexer is None:
-        raise MlaBenchError(f"{model.name} has no indexer; the one workload it offers is mla")
-    return model.indexer
-
-
 def _causal(x: Array) -> np.ndarray:
     """Mask [batch, seq, seq] of the positions up to a row's own."""
     return np.tril(np.ones((x.shape[0], x.shape[1], x.shape[1]), bool))
@@ -296,4 +304,4 @@ def _stage_mask(case: Case, indexer: Params, x: Array, q_latent: Array) -> np.nd
     """Positions that take part: all visible ones in stage `dense`, the selected ones in `sparse`."""
     if case.stage == "dense":
         return _causal(x)
-    return select(indexer_score(case.model, indexer, x, q_latent), _dims(case.model).topk)
+    return select(indexer_score(case.model, indexer, x, q_latent), case.model.indexer_dims.topk)

@@ -4,9 +4,12 @@ import sys
 
 import pytest
 
-from mla_bench.case import BUILT_IN
+from mla_bench.case import BUILT_IN, Case
 from mla_bench.graphs import build
 from mla_bench.implementation import load_implementation
+from mla_bench.models import MODELS
+
+CASE = Case(MODELS["glm-5"], "mla", "forward", 64)
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +25,7 @@ def test_a_module_is_found_from_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "mine_here").mkdir()
     (tmp_path / "mine_here" / "graphs.py").write_text("def build(case):\n    return 'module'\n")
     monkeypatch.chdir(tmp_path)
-    assert load_implementation("mine_here.graphs:build")(None) == "module"
+    assert load_implementation("mine_here.graphs:build")(CASE) == "module"
 
 
 def test_a_file_is_a_module_with_neighbours(tmp_path):
@@ -37,7 +40,7 @@ def test_a_file_is_a_module_with_neighbours(tmp_path):
         "def build(case):\n"
         "    return Word().word\n"
     )
-    assert load_implementation(f"{tmp_path / 'mine.py'}:build")(None) == "file"
+    assert load_implementation(f"{tmp_path / 'mine.py'}:build")(CASE) == "file"
 
 
 def test_what_is_not_there_is_an_error(tmp_path):

@@ -5,26 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import TINY
 
 from mla_bench import parity, reference
 from mla_bench.case import Case
 from mla_bench.errors import MlaBenchError
-from mla_bench.models import IndexerDims, Model, Yarn
+from mla_bench.models import IndexerDims, Yarn, get_model
 
-TINY = Model(
-    name="tiny",
-    source="dimensions of data/deepseek_v32_reference.npz",
-    hidden=64,
-    heads=8,
-    q_lora=48,
-    kv_lora=32,
-    qk_nope_dim=16,
-    qk_rope_dim=8,
-    v_dim=16,
+# As data/deepseek_v32_reference.npz has it: the indexer has half as many heads as the attention.
+MODEL = replace(
+    get_model(str(TINY)),
     yarn=Yarn(original_positions=4096, max_positions=163840, factor=40.0),
     indexer=IndexerDims(heads=4, dim=16, topk=4),
 )
-CASE = Case(TINY, "mla", "forward", seq_len=12, batch=2, dtype="float32")
+CASE = Case(MODEL, "mla", "forward", seq_len=12, batch=2, dtype="float32")
 INDEXER = "indexer."
 
 
@@ -81,12 +75,12 @@ def tied_rows(score, topk):
 
 
 def test_rotation_and_softmax_scale_are_deepseeks(deepseek):
-    np.testing.assert_allclose(np.stack(reference.rope_tables(TINY, 12), -1), deepseek["freqs"], atol=1e-7)
-    assert reference.softmax_scale(TINY) == pytest.approx(float(deepseek["softmax_scale"]), rel=1e-12)
+    np.testing.assert_allclose(np.stack(reference.rope_tables(MODEL, 12), -1), deepseek["freqs"], atol=1e-7)
+    assert reference.softmax_scale(MODEL) == pytest.approx(float(deepseek["softmax_scale"]), rel=1e-12)
 
 
 def test_yarn_changes_nothing_within_the_original_positions():
-    plain, short = replace(TINY, yarn=None), replace(TINY, yarn=Yarn(4096, 4096, 40.0))
+    plain, short = replace(MODEL, yarn=None), replace(MODEL, yarn=Yarn(4096, 4096, 40.0))
     for model in (plain, short):
         assert reference.softmax_scale(model) == 24**-0.5
         angles = np.arctan2(*reference.rope_tables(model, 3)[::-1])
@@ -116,12 +110,12 @@ def test_output_is_deepseeks(evaluate, deepseek, params):
 
 
 def test_output_under_deepseeks_own_selection_is_deepseeks_in_every_row(deepseek, params):
-    out = reference.attend(TINY, params, deepseek["x"].astype(float), deepseek_mask(deepseek))
+    out = reference.attend(MODEL, params, deepseek["x"].astype(float), deepseek_mask(deepseek))
     np.testing.assert_allclose(out, deepseek["out"], atol=1e-5)
 
 
 def test_latent_query_is_deepseeks(deepseek, params):
-    q_latent, *_ = reference.project(TINY, params, deepseek["x"])
+    q_latent, *_ = reference.project(MODEL, params, deepseek["x"])
     np.testing.assert_allclose(np.asarray(q_latent), deepseek["qr"], atol=1e-5)
 
 
@@ -220,6 +214,6 @@ def test_selection_takes_exactly_topk_and_the_lowest_of_equals(row, topk, select
 
 
 def test_a_model_without_indexer_offers_only_mla():
-    case = Case(replace(TINY, indexer=None), "indexer", "forward", seq_len=4)
+    case = Case(replace(MODEL, indexer=None), "indexer", "forward", seq_len=4)
     with pytest.raises(MlaBenchError, match="no indexer"):
         reference.evaluate(case, {}, {"x": np.ones((1, 4, 64)), "q_latent": np.ones((1, 4, 48))})

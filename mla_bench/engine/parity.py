@@ -6,23 +6,24 @@ from functools import partial
 
 from mla_bench.case import Case
 from mla_bench.engine.workers import Death, run_each
-from mla_bench.errors import MlaBenchError
-from mla_bench.parity import ParityRow, compare, shrink
+from mla_bench.verdict import FAIL, ParityRow
 
 # The CPU whatever this machine has: its float32 is float32, which a TPU's default matmul is not.
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 
 
 def check_parity(cases: Sequence[Case], tolerance: float | None) -> Iterator[tuple[Case, ParityRow]]:
-    """Each case with the verdict on it, its model shrunk to tiny features.
+    """Each case with the verdict on it, as it ends; its model is shrunk to tiny features.
 
-    Raises:
-      MlaBenchError: an implementation cannot be run at all.
+    A case over which the worker dies fails, as one does whose implementation raises; the others still run.
     """
-    shrunk = [replace(case, model=shrink(case.model)) for case in cases]
-    for case, row in zip(
-        cases, run_each(partial(compare, tolerance=tolerance), shrunk, _ENVIRONMENT), strict=True
-    ):
-        if isinstance(row, Death):
-            raise MlaBenchError(f"{case.case_id}: {row.words}")
-        yield case, row
+    rows = run_each(partial(_compare, tolerance=tolerance), cases, _ENVIRONMENT)
+    for case, row in zip(cases, rows, strict=True):
+        yield case, ParityRow(FAIL, row.words) if isinstance(row, Death) else row
+
+
+def _compare(case: Case, tolerance: float | None) -> ParityRow:
+    """In the worker, so that only there its side is imported."""
+    from mla_bench.parity import compare, shrink
+
+    return compare(replace(case, model=shrink(case.model)), tolerance)

@@ -5,8 +5,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from mla_bench.case import BUILT_IN, Case
-from mla_bench.parity import OutputParity, ParityRow
 from mla_bench.units import format_size
+from mla_bench.verdict import NOT_COMPARED, OutputParity, ParityRow
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +19,8 @@ def parity_tables(checked: Checked) -> Iterator["Table"]:
 
     Where there is a selection, also the share of rows with the expected set and the sets' overlap.
     """
+    from rich.text import Text
+
     from mla_bench.report.lists import plain_table
 
     for title, pairs in groupby(checked, key=lambda pair: _title(pair[0])):
@@ -26,26 +28,27 @@ def parity_tables(checked: Checked) -> Iterator["Table"]:
         selects = any(_mask(row) for _, row in group)
         selection = ("same rows", "overlap") if selects else ()
         table = plain_table("variant", "worst output", "error", "native's", *selection, "")
-        table.title = title
+        table.title = Text(title, "table.title")
         for case, row in group:
             mask = _mask(row)
-            found = (f"{mask.same_rows:.1%}", f"{mask.overlap:.4f}") if mask else ("", "")
-            table.add_row(
-                _variant(case), *_worst(row), *(found if selects else ()), "pass" if row.passed else "FAIL"
-            )
+            found = (f"{mask.same_rows:.1%}", f"{1 - (mask.error or 0.0):.4f}") if mask else ("", "")
+            table.add_row(_variant(case), *_worst(row), *(found if selects else ()), row.status)
         yield table
 
 
 def verdict(checked: Checked) -> list[str]:
-    """Sentences: what passed, what the comparison was with, and why each failure failed."""
+    """Sentences: what passed, what the comparison was with, and why each other variant did not pass."""
     rows = [row for _, row in checked]
-    against = " and ".join(sorted({row.against for row in rows}))
-    said = [
-        f"{sum(row.passed for row in rows)} of {len(rows)} variants pass, compared with: {against}.",
-        "Errors are relative to the output's norm; tiny features, the model's own head counts.",
-    ]
+    judged = [row for row in rows if row.status != NOT_COMPARED]
+    against = " and ".join(sorted({row.against for row in judged if row.against}))
+    said = ["Nothing was compared, so nothing is known of these variants."]
+    if judged:
+        compared = f", compared with: {against}" if against else ""
+        said = [f"{sum(row.passed for row in judged)} of {len(judged)} variants pass{compared}."]
+    if against:
+        said += ["Errors are relative to the output's norm; tiny features, the model's own head counts."]
     return said + [
-        f"FAIL {_title(case)}, {_variant(case)}: {row.reason}" for case, row in checked if not row.passed
+        f"{row.status}: {_title(case)}, {_variant(case)}: {row.reason}" for case, row in checked if row.reason
     ]
 
 
@@ -65,7 +68,7 @@ def _variant(case: Case) -> str:
 
 
 def _mask(row: ParityRow) -> OutputParity | None:
-    return next((output for output in row.outputs if output.overlap is not None), None)
+    return next((output for output in row.outputs if output.same_rows is not None), None)
 
 
 def _worst(row: ParityRow) -> tuple[str, str, str]:
