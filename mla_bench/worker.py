@@ -127,7 +127,9 @@ def error_words(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not libraries & set(Path(frame.filename).parts) and frame.filename != __file__
+        if not libraries & set(Path(frame.filename).parts)
+        and frame.filename != __file__
+        and not frame.filename.startswith("<frozen")
     ]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {one_line(str(error))}{where}"

@@ -41,22 +41,31 @@ def run_each(
     Raises:
       Exception: whatever `function` raises.
     """
+    from concurrent.futures.process import BrokenProcessPool
+
     from pebble import ProcessExpired, ProcessPool
 
     with tempfile.TemporaryDirectory(prefix="mla-bench-") as folder:
-        pool = ProcessPool(
-            max_workers=1,
-            # A forked child would inherit the parent's threads, and jax warns of that.
-            context=multiprocessing.get_context("spawn"),
-            initializer=_prepare,
-            initargs=(dict(variables), folder),
-        )
+
+        def new_pool() -> ProcessPool:
+            # Spawned, since a forked child would inherit the parent's threads, and jax warns of that.
+            context = multiprocessing.get_context("spawn")
+            arguments = (dict(variables), folder)
+            return ProcessPool(max_workers=1, context=context, initializer=_prepare, initargs=arguments)
+
+        pool = new_pool()
         try:
             for item in items:
                 try:
                     yield pool.schedule(partial(_afresh, function), args=[item]).result()
                 except ProcessExpired as death:
                     yield Death(_last_words(death.exitcode, _output(folder, death.pid)), death.exitcode < 0)
+                except BrokenProcessPool as broken:
+                    # A worker that dies before the pool has heard of its item takes the pool along.
+                    pool.stop()
+                    pool.join()
+                    pool = new_pool()
+                    yield Death(f"worker died: {broken}", killed=True)
         finally:
             pool.stop()
             pool.join()
