@@ -1,6 +1,7 @@
 """The command line: parses, calls and renders. Heavy packages are imported inside the commands."""
 
 import io
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -220,6 +221,8 @@ def parity(
     from mla_bench.scenario import PARITY, expand
     from mla_bench.verdict import all_pass
 
+    if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
+        raise MlaBenchError(f"--tolerance: {tolerance} is no bound; write a number from 0 on, such as 1e-5")
     chosen = PARITY.override(
         model=model,
         workload=workload,

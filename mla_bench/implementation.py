@@ -46,5 +46,6 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _search(folder: Path) -> None:
+    # Last, so that a neighbour's name never hides an installed package.
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+        sys.path.append(str(folder))

@@ -9,6 +9,7 @@ results/<name>/run.json        schema, command, versions, git, host
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from mla_bench.errors import MlaBenchError
 from mla_bench.record import SCHEMA, VERSIONS, Record, installed_version
 
 _PACKAGES = ("mla-bench", *VERSIONS, "flax", "xprof")
-_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_COMPILER_FLAGS = re.compile(r"XLA_FLAGS|LIBTPU_INIT_ARGS|JAX_\w+")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Run:
     @property
     def profile_path(self) -> Path:
         """Folder of the compiles' HloProtos, in the layout that XProf opens."""
-        return self.path / "xprof" / "plugins" / "profile" / self.path.name
+        return self.path / "xprof" / "plugins" / "profile" / self.path.resolve().name
 
     def append(self, record: Record) -> None:
         """Writes one record, on the disk when this returns.
@@ -98,7 +99,9 @@ def _manifest(command: Sequence[str]) -> dict[str, Any]:
         "command": list(command),
         "versions": {"python": platform.python_version()}
         | {name: installed_version(name) for name in _PACKAGES},
-        "compiler_flags": {name: os.environ[name] for name in _COMPILER_FLAGS if name in os.environ},
+        "compiler_flags": {
+            name: value for name, value in os.environ.items() if _COMPILER_FLAGS.fullmatch(name)
+        },
         "git": _git_revision(),
         "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
     }

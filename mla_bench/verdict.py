@@ -1,5 +1,6 @@
 """What parity says of a case. Standard library only: both sides of a worker's pipe share this module."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -54,9 +55,8 @@ class ParityRow:
 
     @property
     def worst(self) -> OutputParity | None:
-        """The output with the largest error; None where no output has one."""
-        known = [output for output in self.outputs if output.error is not None]
-        return max(known, key=lambda output: output.error or 0.0, default=None)
+        """The output with the largest error; one without any, not finite or of another shape, is worse."""
+        return max(self.outputs, key=lambda it: math.inf if it.error is None else it.error, default=None)
 
 
 def all_pass(rows: Iterable[ParityRow]) -> bool:

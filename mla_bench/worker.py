@@ -22,6 +22,8 @@ from mla_bench.targets.local import local_devices, local_limit
 from mla_bench.targets.tpu import topology_devices
 from mla_bench.text import file_stem, one_line
 
+_COMPILER_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
+
 
 def run_case(case: Case, profile: Path | None = None) -> Record:
     """Builds, lowers and compiles `case` and reads its memory.
@@ -32,7 +34,8 @@ def run_case(case: Case, profile: Path | None = None) -> Record:
     try:
         _measure(case, profile, known)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a graph or a compiler raises
-        oom = parse_oom(str(error))
+        # A user's own error may quote the compiler; only the compiler's is its result.
+        oom = parse_oom(str(error)) if type(error).__name__ in _COMPILER_ERRORS else None
         if oom is None:
             return Record.of(case, "error", error=error_words(error), **known)
         known |= {"oom_needed_bytes": oom.needed_bytes, "oom_allowed_bytes": oom.allowed_bytes}
@@ -132,4 +135,8 @@ def error_words(error: BaseException) -> str:
         and not frame.filename.startswith("<frozen")
     ]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {one_line(str(error))}{where}"
+    try:
+        words = one_line(str(error))
+    except Exception:  # noqa: BLE001 - of a user's own class
+        words = "(an error that cannot be shown)"
+    return f"{type(error).__name__}: {words}{where}"

@@ -166,6 +166,8 @@ def test_a_graph_that_fails_costs_one_case(tmp_path):
         "        os.kill(os.getpid(), signal.SIGABRT)\n"
         "    if case.head_chunk == 4:\n"
         "        raise ValueError('no [chunk] of 4 here')\n"
+        "    if case.head_chunk == 8 and case.seq_len == 32:\n"
+        "        raise RuntimeError('RESOURCE_EXHAUSTED: Ran out of memory on HBM, says a user')\n"
         "    return (1, 2) if case.head_chunk == 8 else built_in(case)\n"
     )
     out = tmp_path / "run"
@@ -178,9 +180,42 @@ def test_a_graph_that_fails_costs_one_case(tmp_path):
         assert found[1]["error"] == "SystemExit: 3 (fatal.py:6)"
         assert found[2]["error"] == "worker died of SIGABRT | of chunk 2"
         assert found[4]["error"] == "ValueError: no [chunk] of 4 here (fatal.py:10)"
-        assert "not an mla_bench.Graph" in found[8]["error"]
+        assert ("not an mla_bench.Graph" if seq_len == 64 else "says a user") in found[8]["error"]
     assert "no [chunk] of 4" in process.stdout
     assert "Traceback" not in process.stdout + process.stderr
+
+
+def test_no_implementation_sees_what_another_imported_or_set(tmp_path):
+    for name, width in (("before", 1), ("after", 4096)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "helper_of_both.py").write_text(f"WIDTH = {width}\n")
+        (folder / "xprof.py").write_text("raise RuntimeError('a neighbour hides a package')\n")
+        (folder / "mine.py").write_text(
+            "import jax, jax.numpy as jnp\n"
+            "from helper_of_both import WIDTH\n"
+            "from mla_bench import Graph\n"
+            "jax.config.update('jax_enable_x64', WIDTH == 1)\n"
+            "def build(case):\n"
+            "    x = jax.ShapeDtypeStruct((WIDTH, 128), jnp.float32)\n"
+            "    return Graph(lambda x: {'out': x + 1, 'count': jnp.arange(3)}, (x,))\n"
+        )
+    impls = ",".join(f"{tmp_path / name / 'mine.py'}:build" for name in ("before", "after"))
+    flags = ("--model", TINY, "--target", "v5e", "--mode", "forward", "--workload", "indexer", "--seq", "64")
+    process = mla_bench("sweep", *flags, "--chunk", "0", "--impl", impls, "--out", tmp_path / "run")
+    assert process.returncode == 0, process.stdout
+    lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
+    before, after = map(json.loads, lines)
+    assert (before["hbm_argument_bytes"], after["hbm_argument_bytes"]) == (512, 4096 * 512)
+    assert (before["output_dtypes"], after["output_dtypes"]) == (
+        "count:int64 out:float32",
+        "count:int32 out:float32",
+    )
+
+
+@pytest.mark.parametrize("bound", ["nan", "inf", "-1"])
+def test_a_tolerance_that_bounds_nothing_is_refused(bound):
+    assert "--tolerance" in one_line_refusal(mla_bench("parity", "--tolerance", bound))
 
 
 @pytest.mark.parametrize("ended", [0, 1])

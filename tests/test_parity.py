@@ -350,11 +350,12 @@ def test_the_cases_after_one_that_ends_the_worker_still_run(tmp_path):
     assert all(row.reason.startswith(said) for (_, row), said in zip(checked, words, strict=True))
 
 
-def test_a_rows_worst_output_is_the_one_with_the_largest_error():
+def test_a_rows_worst_output_is_the_one_with_the_largest_error_or_with_none():
     errors = {"mask": 0.0, "score": 2e-6, "grad_x": None, "loss": 1e-6}
     outputs = [OutputParity(name, "float32", "float32", error, 0.0, 1e-5) for name, error in errors.items()]
     worst = ParityRow(FAIL, "grad_x is not finite", REFERENCE, tuple(outputs)).worst
-    assert worst is outputs[1]
+    assert worst is outputs[2]
+    assert ParityRow(PASS, "", REFERENCE, tuple(outputs[:2])).worst is outputs[1]
     assert ParityRow(FAIL, "it has no outputs").worst is None
 
 

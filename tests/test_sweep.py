@@ -115,9 +115,11 @@ def test_the_parts_of_a_total_sum_to_it(loss, scores, forward):
 
 
 def test_on_chip_bytes_are_apart_from_hbm(forward):
-    process, _, records = forward
+    process, out, records = forward
     for record in records.values():
-        assert record["onchip_peak_bytes"] > 50 * MIB
+        _, proto = memory_viewer(out, record)
+        reserved = sum(found.size for found in allocations(proto) if found.space == 1)
+        assert 50 * MIB < record["onchip_peak_bytes"] <= reserved
         assert record["hbm_live_peak_bytes"] <= record["hbm_total_bytes"]
         # What is on chip would not fit between the live peak and what the program has in HBM.
         assert record["hbm_fragmentation_bytes"] < record["onchip_peak_bytes"]

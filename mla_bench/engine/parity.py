@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 
 from mla_bench.case import Case
 from mla_bench.engine.workers import Death, run_each
@@ -17,9 +18,11 @@ def check_parity(cases: Sequence[Case], tolerance: float | None) -> Iterator[tup
 
     A case over which the worker dies fails, as one does whose implementation raises; the others still run.
     """
-    rows = run_each(partial(_compare, tolerance=tolerance), cases, _ENVIRONMENT)
-    for case, row in zip(cases, rows, strict=True):
-        yield case, ParityRow(FAIL, row.words) if isinstance(row, Death) else row
+    for _, group in groupby(cases, key=lambda case: case.impl):
+        members = list(group)
+        rows = run_each(partial(_compare, tolerance=tolerance), members, _ENVIRONMENT)
+        for case, row in zip(members, rows, strict=True):
+            yield case, ParityRow(FAIL, row.words) if isinstance(row, Death) else row
 
 
 def _compare(case: Case, tolerance: float | None) -> ParityRow:

@@ -15,11 +15,12 @@ from mla_bench.worker import run_case
 def run_cases(cases: Sequence[Case], profile: Path | None) -> Iterator[Record]:
     """Records of `cases` in their order, each as its case ends.
 
-    Neighbours of one target share a worker. A case over which it dies is recorded as `crashed`, or as
+    Neighbours of one target and implementation share a worker: what a user's module sets or imports
+    must not reach another's figures. A case over which it dies is recorded as `crashed`, or as
     `error` where the compiler ended the process itself.
     `profile` is the folder that keeps the compiles' HloProtos.
     """
-    for target, group in groupby(cases, key=lambda case: case.target):
+    for (target, _), group in groupby(cases, key=lambda case: (case.target, case.impl)):
         members = list(group)
         results = run_each(partial(run_case, profile=profile), members, environment(parse_target(target)))
         for case, result in zip(members, results, strict=True):

@@ -78,4 +78,4 @@ def _worst(row: ParityRow) -> tuple[str, str, str]:
 
 
 def _error(error: float | None) -> str:
-    return "" if error is None else f"{error:.1e}"
+    return "-" if error is None else f"{error:.1e}"

@@ -72,13 +72,14 @@ def test_sources_that_disagree_are_named(proto, viewer):
     _, remark = fields(proto, total_allocation_bytes=13 * MIB, peak_memory_in_bytes=13 * MIB)
     assert f"XProf's total is {11 * MIB} bytes" in remark
     assert f"total_allocation_bytes is {13 * MIB}" in remark
-    assert "bytes on chip beside HBM: 3.0 MiB over the live peak" in remark
+    assert "peak_memory_in_bytes is 3.0 MiB over the live peak in HBM" in remark
 
 
-def test_a_peak_beyond_all_that_is_on_chip_is_not_explained_by_it(proto, viewer):
-    _, remark = fields(proto, peak_memory_in_bytes=18 * MIB)
-    assert "on chip" not in remark
-    assert "8.0 MiB over the live peak" in remark
+def test_no_more_is_on_chip_than_what_is_reserved_there(proto, viewer):
+    viewer["peaks"] = buffers.Peaks(10 * MIB, 9 * MIB, 12 * MIB)
+    found, remark = fields(proto)
+    assert found["onchip_peak_bytes"] == 5 * MIB
+    assert "XProf counts 9.0 MiB on chip where 5.0 are reserved" in remark
 
 
 def test_without_xprof_the_total_stands_and_the_rest_is_blank(proto, monkeypatch):
