@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Files to test; empty is all.
+TESTS ?=
 READY = $(VENV)/.ready
 
 .PHONY: demo test lint bench clean
@@ -11,7 +13,7 @@ demo: $(READY)  ## what head chunking saves on one TPU v5p, as a table and plots
 	$(BIN)/mla-bench sweep scenarios/quick.toml --out results/demo
 
 test: $(READY)  ## all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTS) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -107,7 +108,7 @@ def sweep(
     )
     cases = expand(chosen)
     run = Run.create(
-        out or default_path(scenario.stem if scenario else "sweep"), ["mla-bench", *sys.argv[1:]]
+        out or default_path(scenario.stem if scenario else "sweep"), ["mla-bench", *sys.argv[1:]], len(cases)
     )
     console = _console()
     _echo_plan(console, cases)
@@ -124,8 +125,14 @@ def _scenario(path: Path | None) -> "Scenario":
 def _console() -> "Console":
     from rich.console import Console
 
+    class Patient(Console):
+        """A console whose reader may leave: what is measured then still goes on, and to the disk."""
+
+        def on_broken_pipe(self) -> None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
     # What is printed is text: brackets are no markup, and figures need no colours of their own.
-    return Console(markup=False, highlight=False)
+    return Patient(markup=False, highlight=False)
 
 
 def _echo_plan(console: "Console", cases: "Sequence[Case]") -> None:
@@ -172,20 +179,24 @@ def _render(console: "Console", run: "Run", interrupted: bool) -> int:
     console.print(terminal_tables(frame))
     for sentence in closing(frame):
         console.print(sentence)
-    console.print(f"\nWritten to {run.path}: {_write(run, frame)}.", soft_wrap=True)
+    planned = run.manifest()["cases"]
+    missing = f"Interrupted: {len(records)} of {planned} cases ended." if interrupted else ""
+    console.print(f"\nWritten to {run.path}: {_write(run, frame, missing)}.", soft_wrap=True)
     if interrupted:
-        console.print("Interrupted: the cases above are all that ended.")
+        console.print(missing)
         return 130
     return 1 if any(record["status"] in FAILED for record in records) else 0
 
 
-def _write(run: "Run", frame: "DataFrame") -> str:
-    """Writes summary and plots; says what is there."""
+def _write(run: "Run", frame: "DataFrame", missing: str) -> str:
+    """Writes summary, which begins with what is `missing`, and plots; says what is there."""
     from mla_bench.report import summary_markdown, write_csv, write_plots
 
     try:
         write_csv(frame, run.path / "summary.csv")
-        (run.path / "summary.md").write_text(summary_markdown(frame), encoding="utf-8")
+        (run.path / "summary.md").write_text(
+            "\n\n".join(filter(None, (missing, summary_markdown(frame)))), encoding="utf-8"
+        )
         plots = len(write_plots(frame, run.path / "plots"))
     except OSError as error:
         raise MlaBenchError(

@@ -19,6 +19,8 @@ class Record:
     HBM fields are bytes on one device of the target and stay None on the CPU, whose compiler's host
     memory has a field of its own. Fields named `analysis_*` are the compiler's `memory_analysis()`
     as it stands; `oom_*` are the compiler's own words when it ran out of memory.
+    `output_structure` is a checksum of names, shapes and dtypes of all outputs, to tell that two cases
+    return the same.
     """
 
     case_id: str
@@ -54,6 +56,7 @@ class Record:
     oom_allowed_bytes: int | None = None
     oom_memory: str | None = None
     output_dtypes: str | None = None
+    output_structure: str | None = None
     lower_s: float | None = None
     compile_s: float | None = None
     analysis_argument_bytes: int | None = None

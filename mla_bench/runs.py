@@ -31,8 +31,8 @@ class Run:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, command: Sequence[str]) -> "Run":
-        """Makes the directory and its manifest.
+    def create(cls, path: Path, command: Sequence[str], cases: int) -> "Run":
+        """Makes the directory and its manifest, for a sweep of so many `cases`.
 
         Raises:
           MlaBenchError: something is there already, or the place cannot be written.
@@ -43,7 +43,7 @@ class Run:
                 raise MlaBenchError(f"{path} is not empty; name another folder with --out, or remove it")
             run = cls(path)
             run.records_path.touch()
-            manifest = json.dumps(_manifest(command), indent=2)
+            manifest = json.dumps(_manifest(command, cases), indent=2)
             run.manifest_path.write_text(manifest + "\n", encoding="utf-8")
         except OSError as error:
             raise MlaBenchError(
@@ -55,6 +55,10 @@ class Run:
     def manifest_path(self) -> Path:
         """Where the manifest lies."""
         return self.path / "run.json"
+
+    def manifest(self) -> dict[str, Any]:
+        """What the run is of, and with which versions."""
+        return json.loads(self.manifest_path.read_text(encoding="utf-8"))
 
     @property
     def records_path(self) -> Path:
@@ -92,11 +96,12 @@ def default_path(title: str) -> Path:
     return Path("results", f"{datetime.now():%Y%m%d-%H%M%S}-{title}")
 
 
-def _manifest(command: Sequence[str]) -> dict[str, Any]:
+def _manifest(command: Sequence[str], cases: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(command),
+        "cases": cases,
         "versions": {"python": platform.python_version()}
         | {name: installed_version(name) for name in _PACKAGES},
         "compiler_flags": {

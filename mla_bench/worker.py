@@ -7,6 +7,7 @@ only inside functions. This is the one place where any exception becomes a recor
 import tempfile
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def _measure(case: Case, profile: Path | None, known: dict[str, Any]) -> None:
     name = file_stem(case.case_id)
     start = time.perf_counter()
     lowered = jax.jit(_named(graph.function, name)).lower(*_placed(graph.arguments, device))
-    known |= {"lower_s": time.perf_counter() - start, "output_dtypes": _dtypes(lowered.out_info)}
+    known |= {"lower_s": time.perf_counter() - start, **_outputs(lowered.out_info)}
     with tempfile.TemporaryDirectory(prefix="mla-bench-") as scratch:
         on_tpu = device.platform == "tpu"
         dump = {"xla_dump_to": scratch, "xla_dump_hlo_as_proto": True} if on_tpu else {}
@@ -108,14 +109,21 @@ def _argument_bytes(graph: Graph) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(graph.arguments))
 
 
-def _dtypes(outputs: Any) -> str:
-    """`name:dtype` of each named output, with each of its dtypes where it is a tree."""
+def _outputs(outputs: Any) -> dict[str, str]:
+    """`name:dtype` of each named output, each of its dtypes where it is a tree; and the structure of all."""
     import jax
 
     if not isinstance(outputs, Mapping):
         raise TypeError(f"a graph's function returns outputs by name, not a {type(outputs).__name__}")
     dtypes = {name: {str(leaf.dtype) for leaf in jax.tree.leaves(tree)} for name, tree in outputs.items()}
-    return " ".join(f"{name}:{'|'.join(sorted(found))}" for name, found in sorted(dtypes.items()))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(dict(sorted(outputs.items())))
+    structure = [f"{jax.tree_util.keystr(path)}:{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves]
+    return {
+        "output_dtypes": " ".join(
+            f"{name}:{'|'.join(sorted(found))}" for name, found in sorted(dtypes.items())
+        ),
+        "output_structure": f"{zlib.crc32(' '.join(structure).encode()):08x}",
+    }
 
 
 def _versions(device: Any) -> dict[str, str | None]:

@@ -246,6 +246,46 @@ def test_an_interrupt_shows_what_is_there(ended, tmp_path):
     assert "Interrupted" in shown
     assert errors == ""
     assert len((tmp_path / "run" / "records.jsonl").read_text().splitlines()) == ended
+    if ended:
+        assert (tmp_path / "run" / "summary.md").read_text().startswith("Interrupted: 1 of 2 cases ended.")
+
+
+def test_a_reader_that_leaves_early_costs_no_case(tmp_path):
+    flags = (*LOCAL, "--workload", "indexer", "--seq", "32", "--chunk", "0,1,2", "--out", tmp_path / "run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mla_bench", *map(str, flags)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert len(records_of(tmp_path / "run")) == 3
+    assert (tmp_path / "run" / "summary.md").exists()
+
+
+def test_outputs_of_another_shape_are_not_like_for_like(tmp_path):
+    (tmp_path / "short.py").write_text(
+        "from dataclasses import replace\n"
+        "from mla_bench.graphs import build as built_in\n"
+        "def build(case):\n"
+        "    graph = built_in(case)\n"
+        "    def first_row(*arguments):\n"
+        "        return {name: out[:, :1] for name, out in graph.function(*arguments).items()}\n"
+        "    return replace(graph, function=first_row) if case.head_chunk else graph\n"
+    )
+    flags = ("--model", TINY, "--workload", "indexer", "--mode", "forward", "--seq", "256", "--chunk", "0,2")
+    impl = ("--target", "v5e", "--impl", f"{tmp_path / 'short.py'}:build")
+    process = mla_bench("sweep", *flags, *impl, "--out", tmp_path / "run")
+    words = " ".join(process.stdout.split())
+    assert "not like for like: the outputs are not native's in names or shapes" in words
+    assert "less HBM than native" not in words
 
 
 def test_an_implementation_that_narrows_its_output_is_not_like_for_like(tmp_path):
@@ -279,6 +319,32 @@ def test_parity_of_the_built_in_graphs_passes():
     process = mla_bench("parity", "--model", TINY, "--chunk", "0,2,8", "--workload", "indexer,indexer-loss")
     assert process.returncode == 0, process.stdout + process.stderr
     assert "18 of 18 variants pass, compared with: float64 reference." in process.stdout
+
+
+def test_native_can_be_rematerialised_to_tell_the_two_parts_of_a_saving_apart(tmp_path):
+    impl = f"{ROOT / 'scenarios' / 'impls' / 'rematerialised_native.py'}:build"
+    flags = (
+        "--model",
+        TINY,
+        "--workload",
+        "indexer-loss",
+        "--mode",
+        "train",
+        "--seq",
+        "2k",
+        "--chunk",
+        "0,2",
+    )
+    process = mla_bench(
+        "sweep", *flags, "--target", "v5e", "--impl", f"built-in,{impl}", "--out", tmp_path / "run"
+    )
+    assert process.returncode == 0, process.stdout
+    lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
+    native, chunked, rematerialised, same = map(json.loads, lines)
+    assert rematerialised["hbm_total_bytes"] < native["hbm_total_bytes"]
+    assert chunked["hbm_total_bytes"] == same["hbm_total_bytes"] < rematerialised["hbm_total_bytes"]
+    assert "rematerialised in the backward pass" in chunked["note"]
+    assert native["note"] is None
 
 
 def test_the_example_implementation_runs(tmp_path):

@@ -50,7 +50,9 @@ def _indexer(case: Case) -> Graph:
         (value, mask), grad = jax.value_and_grad(loss, has_aux=True)(params)
         return {"loss": value, "mask": mask, "grad": grad}
 
-    return Graph(_of(case, forward, train), (params, _indexer_inputs(case)), note=_loop_of_one(case))
+    return Graph(
+        _of(case, forward, train), (params, _indexer_inputs(case)), note="; ".join(_chunk_notes(case))
+    )
 
 
 def _indexer_loss(case: Case) -> Graph:
@@ -77,7 +79,7 @@ def _indexer_loss(case: Case) -> Graph:
 
     main = _input(case, model.heads, model.qk_dim)
     inputs = _indexer_inputs(case) | {"main_q": main, "main_k": main}
-    return Graph(_of(case, forward, train), (params, inputs), note=_loop_of_one(case))
+    return Graph(_of(case, forward, train), (params, inputs), note="; ".join(_chunk_notes(case)))
 
 
 def _mla(case: Case) -> Graph:
@@ -93,10 +95,10 @@ def _mla(case: Case) -> Graph:
         model = dataclasses.replace(model, indexer=None)
     attention_chunk = case.head_chunk if case.attention == "chunked" else 0
     applies = model.indexer is not None or case.attention == "chunked"
-    if not applies and case.head_chunk:
+    if applies:
+        notes += _chunk_notes(case)
+    elif case.head_chunk:
         notes.append("head chunk drives nothing: main attention is dot-product")
-    elif loop := _loop_of_one(case):
-        notes.append(loop)
 
     def create(rngs: nnx.Rngs) -> MLA:
         return MLA(model, _dtype(case), case.head_chunk, attention_chunk, case.stage, rngs=rngs)
@@ -153,8 +155,11 @@ def _indexer_inputs(case: Case) -> dict[str, jax.ShapeDtypeStruct]:
     return {"x": _input(case, case.model.hidden), "q_latent": _input(case, case.model.q_lora)}
 
 
-def _loop_of_one(case: Case) -> str:
-    """A remark where the chunk holds all heads of the workload's scans."""
-    if set(case.scanned_heads.values()) != {case.head_chunk}:
-        return ""
-    return "head chunk holds all heads: native with a loop of one"
+def _chunk_notes(case: Case) -> list[str]:
+    """What must be known of the head chunk, where it drives the scans of the workload."""
+    notes = []
+    if set(case.scanned_heads.values()) == {case.head_chunk}:
+        notes.append("head chunk holds all heads: native with a loop of one")
+    if case.head_chunk and case.mode == "train":
+        notes.append("rematerialised in the backward pass, as native is not: a part of any difference")
+    return notes

@@ -21,6 +21,7 @@ DERIVED = {"hbm_ratio": "Float64", "unfair": "string"}
 UNFAIR = {
     "no effect": "the chunk changes nothing there",
     "≠ dtypes": "the output dtypes are not native's",
+    "≠ shapes": "the outputs are not native's in names or shapes",
     "dtypes ?": "the output dtypes are not known to be native's",
     "≠ source": "the HBM total is not from the source of native's",
 }
@@ -154,6 +155,9 @@ def _unfair(record: Mapping[str, Any], native: Mapping[str, Any], ratio: float |
         return "no effect"
     if all(dtypes) and dtypes[0] != dtypes[1]:
         return "≠ dtypes"
+    structures = [side.get("output_structure") for side in (native, record)]
+    if all(structures) and structures[0] != structures[1]:
+        return "≠ shapes"
     if ratio and not all(dtypes):
         return "dtypes ?"
     return "≠ source" if ratio and record.get("hbm_source") != native.get("hbm_source") else None

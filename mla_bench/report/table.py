@@ -161,6 +161,7 @@ def _unfair_note(group: Group, row: Row) -> str:
     native = group.natives.get(row.seq_len, row)
     exact = {
         "≠ dtypes": f"not like for like: returns {row.output_dtypes}, native {native.output_dtypes}",
+        "≠ shapes": f"not like for like: {UNFAIR['≠ shapes']}",
         "≠ source": f"the HBM total is from {row.hbm_source}, native's from {native.hbm_source}",
     }
     return f"{exact.get(row.unfair, UNFAIR[row.unfair])}; no saving is claimed"

@@ -3,9 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from mla_bench.case import BUILT_IN, differing
+from mla_bench.case import BUILT_IN, STAGES, differing
 from mla_bench.record import VERSIONS
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.units import format_gib, format_size
@@ -49,7 +50,7 @@ def closing_of(rows: Sequence[Row]) -> list[str]:
 
 
 def headline(group: Group) -> str:
-    """The group's message in a title's length: its largest change, or what fits only one way."""
+    """The group's message in a title's length: its largest change, or what fits or does not."""
     if group.is_host:
         return "Host memory of the CPU compiler: not HBM, and no stand-in for it"
     if warning := version_warning(group.rows):
@@ -86,7 +87,9 @@ def facts(group: Group) -> str:
     """What is the same in all cases of a group, beside its title."""
     row = group.first
     said = [f"batch {row.batch}", row.dtype]
-    said += [f"{row.stage} stage"] if row.workload != "indexer" else []
+    # Where no indexer takes part, or a graph is the user's own, there may be no stage to speak of.
+    trained = row.workload == "indexer-loss" and row.impl == BUILT_IN
+    said += [f"{row.stage} stage"] if trained or row.stage != STAGES[0] else []
     said += [f"{row.attention} attention"] if row.workload == "mla" else []
     said += [f"impl {row.impl}"] if row.impl != BUILT_IN else []
     said += [row.xla_options] if row.xla_options else []
@@ -142,14 +145,15 @@ def out_of_memory(row: Row) -> str:
 
 
 def _saving(members: Sequence[Group]) -> list[str]:
-    """The best saving of one mode and workload, or that there is none."""
-    compared = [(row, group) for group in members for row in group.rows if row.is_compared]
-    if not compared:
-        return []
-    row, group = max(compared, key=lambda pair: pair[0].hbm_ratio)
-    if change(row.hbm_ratio) != "less":
-        return [f"no chunk of {row.workload} needs less HBM than native"]
-    return [f"{_needs(row)} ({_difference(row, group)})"]
+    """The best saving of one mode and workload on each target, or that there is none."""
+    best: dict[str, tuple[Row, Group]] = {}
+    for group in members:
+        for row in filter(lambda row: row.is_compared, group.rows):
+            if row.target not in best or row.hbm_ratio > best[row.target][0].hbm_ratio:
+                best[row.target] = row, group
+    savings = [pair for pair in best.values() if change(pair[0].hbm_ratio) == "less"]
+    none = [f"no chunk of {members[0].first.workload} needs less HBM than native"] if best else []
+    return [f"{_needs(row)} ({_difference(row, group)})" for row, group in savings] or none
 
 
 def _increases(members: Sequence[Group]) -> list[str]:
@@ -183,6 +187,8 @@ def _fits_only(group: Group) -> Iterator[tuple[Row, str]]:
             does = f"native does with {format_gib(native.hbm_total_bytes)} GiB"
             verb = "do" if len(failing) > 1 else "does"
             yield native, f"{', '.join(map(chunk, failing))} {verb} NOT fit {_ceiling(failing[0])}; {does}"
+        elif _fits(native) is False and failing:
+            yield native, f"neither native nor {' or '.join(map(chunk, failing))} fits {_ceiling(native)}"
 
 
 def _unclaimed(members: Sequence[Group]) -> Iterator[str]:
@@ -237,8 +243,9 @@ def _where(row: Row) -> str:
 def _difference(row: Row, group: Group) -> str:
     before, after = group.natives[row.seq_len].hbm_total_bytes, row.hbm_total_bytes
     sign = "+" if after > before else "−"
-    span = f"{format_gib(before)} → {format_gib(after)} GiB"
-    return f"{span}, {sign}{format_gib(abs(after - before))} GiB"
+    # Of the figures as they are shown, so that a reader's own subtraction agrees.
+    shown = format_gib(before), format_gib(after)
+    return f"{' → '.join(shown)} GiB, {sign}{abs(Decimal(shown[1]) - Decimal(shown[0]))} GiB"
 
 
 def _listed(rows: Sequence[Row]) -> str:

@@ -167,3 +167,29 @@ def test_the_title_is_the_largest_change(make):
         make.ok(make.case("indexer", "forward", head_chunk=c), s) for c, s in ((0, 1), (2, 0.98), (8, 1.3))
     ]
     assert title_of(records) == "Chunk 8 needs 1.30× more HBM than native at 8k"
+
+
+def test_what_fits_neither_way_is_named(make):
+    records = [make.oom(make.case()), make.oom(make.case(head_chunk=8))]
+    assert "indexer-loss at 8k on v5p: neither native nor chunk 8 fits 95.73 GiB." in said(records)
+
+
+def test_a_difference_is_that_of_the_figures_beside_it(make):
+    records = [make.ok(make.case(), 86.506), make.ok(make.case(head_chunk=8), 6.694)]
+    assert "(86.51 → 6.69 GiB, −79.82 GiB)" in said(records)
+
+
+def test_each_target_has_a_best_saving(make):
+    records = [
+        make.ok(make.case(target=target, head_chunk=chunk), gib)
+        for target, chunk, gib in (("v5p", 0, 60.0), ("v5p", 8, 6.0), ("v6e", 0, 20.0), ("v6e", 8, 10.0))
+    ]
+    assert "chunk 8 of indexer-loss at 8k on v5p needs 10.0× less" in said(records)
+    assert "chunk 8 of indexer-loss at 8k on v6e needs 2.00× less" in said(records)
+
+
+def test_outputs_of_another_structure_claim_nothing(make):
+    native, chunked = make.ok(make.case(), 66.0), make.ok(make.case(head_chunk=8), 6.6)
+    records = [native | {"output_structure": "a"}, chunked | {"output_structure": "b"}]
+    assert "less HBM than native" not in said(records)
+    assert "the outputs are not native's in names or shapes" in said(records)
