@@ -1,6 +1,7 @@
 """Loading a user's own implementation, in both forms."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -49,3 +50,10 @@ def test_what_is_not_there_is_an_error(tmp_path):
         load_implementation(f"{tmp_path / 'empty.py'}:build")
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
         load_implementation("nowhere_at_all:build")
+
+
+def test_a_chunk_that_recomputes_where_native_does_not_says_so():
+    train = replace(CASE, model=MODELS["deepseek-v3.2"], workload="indexer-loss", mode="train")
+    assert build(train).note == ""
+    assert build(replace(train, head_chunk=8)).note.startswith("rematerialised in the backward pass")
+    assert build(replace(train, head_chunk=8, mode="forward")).note == ""
