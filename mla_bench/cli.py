@@ -1,23 +1,31 @@
 """The command line: parses, calls and renders. Heavy packages are imported inside the commands."""
 
 import io
+import json
 import math
 import os
+import shlex
+import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mla_bench.errors import MlaBenchError
+from mla_bench.errors import MlaBenchError, NotWrittenError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
 
     from pandas import DataFrame
     from rich.console import Console
 
+    from mla_bench.cache import Cache
     from mla_bench.case import Case
+    from mla_bench.engine.sweep import Sweep
     from mla_bench.runs import Run
     from mla_bench.scenario import Scenario
 
@@ -64,12 +72,34 @@ _Impl = Annotated[
 _Out = Annotated[
     Path | None, _flag("Folder of the run; default results/<time>-<name>.", "--out", metavar="FOLDER")
 ]
+_ENGINE, _SHOWN = "How it runs", "What is shown"
+
+
+def _engine(help_text: str, *names: str, metavar: str) -> typer.models.OptionInfo:
+    return typer.Option(*names, help=help_text, metavar=metavar, show_default=False, rich_help_panel=_ENGINE)
+
+
+_Jobs = Annotated[
+    int | None, _engine("Compiles at once; default by cores (2 a job) and memory.", "--jobs", metavar="N")
+]
+_Timeout = Annotated[
+    str, _engine("Longest time for a case: 90, 10m, 1h; default 30m.", "--timeout", metavar="TIME")
+]
+_MemoryPerJob = Annotated[
+    str | None,
+    _engine("Host memory that a case may take: 8g; default no limit.", "--memory-per-job", metavar="SIZE"),
+]
+_Executor = Annotated[
+    str | None,
+    _engine("Where to run: dask://host:port, a cluster's scheduler.", "--executor", metavar="ADDRESS"),
+]
 
 
 @app.command(
     epilog="Examples:\n\n"
     "mla-bench sweep --workload indexer-loss --mode train --seq 8k --chunk 0,8,16 --target v5p,v6e\n\n"
     "mla-bench sweep scenarios/pr4564.toml --seq 32k --target v5e --out results/v5e\n\n"
+    "mla-bench sweep --out results/v5e --resume\n\n"
     "mla-bench sweep --impl my_indexer.py:build --seq 8k --chunk 0,8"
 )
 def sweep(
@@ -87,33 +117,130 @@ def sweep(
     xla_option: _XlaOption = None,
     impl: _Impl = None,
     out: _Out = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Do what is missing or failed in the run of --out.")
+    ] = False,
+    jobs: _Jobs = None,
+    timeout: _Timeout = "30m",
+    memory_per_job: _MemoryPerJob = None,
+    executor: _Executor = None,
+    no_cache: Annotated[
+        bool,
+        typer.Option("--no-cache", help="Neither read nor fill the cache.", rich_help_panel=_ENGINE),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="The result alone, no progress.", rich_help_panel=_SHOWN)
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Records on standard output, a line each, and nothing else.",
+            rich_help_panel=_SHOWN,
+        ),
+    ] = False,
 ) -> None:
     """Compile every case of a sweep for its target and compare chunked with native HBM."""
+    from mla_bench.engine.process import Limits
+    from mla_bench.engine.sweep import Sweep
+    from mla_bench.record import FAILED
     from mla_bench.runs import Run, default_path
-    from mla_bench.scenario import expand
+    from mla_bench.scenario import expand, plain, scenario_of
+    from mla_bench.units import parse_bytes, parse_seconds
 
-    chosen = _scenario(scenario).override(
-        model=model,
-        workload=workload,
-        mode=mode,
-        seq=seq,
-        batch=batch,
-        chunk=chunk,
-        attention=attention,
-        stage=stage,
-        dtype=dtype,
-        target=target,
-        xla_options=xla_option,
-        impl=impl,
-    )
+    command = ["mla-bench", *sys.argv[1:]]
+    axes = {
+        "model": model,
+        "workload": workload,
+        "mode": mode,
+        "seq": seq,
+        "batch": batch,
+        "chunk": chunk,
+        "attention": attention,
+        "stage": stage,
+        "dtype": dtype,
+        "target": target,
+        "impl": impl,
+    }
+    limits = Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
+    workers = _workers(executor, jobs, limits.memory_bytes)
+    if executor and no_cache:
+        raise MlaBenchError("--no-cache does not go with --executor: the cache is each machine's own")
+    if resume and out is None:
+        raise MlaBenchError("--resume needs the folder of the run: --out FOLDER")
+    run = Run(out or default_path(scenario.stem if scenario else "sweep"))
+    begun = scenario_of(run.manifest()["scenario"]) if resume else None
+    asked = scenario or xla_option or any(value is not None for value in axes.values())
+    chosen = begun if begun and not asked else _scenario(scenario).override(**axes, xla_options=xla_option)
     cases = expand(chosen)
-    run = Run.create(
-        out or default_path(scenario.stem if scenario else "sweep"), ["mla-bench", *sys.argv[1:]], len(cases)
-    )
-    console = _console()
-    _echo_plan(console, cases)
-    interrupted = _run_cases(console, run, cases)
-    raise typer.Exit(_render(console, run, interrupted))
+    if begun and set(cases) != set(expand(begun)):
+        raise MlaBenchError(
+            f"{run.path} was begun with other cases; leave the axes out to resume it, or name another folder "
+            "with --out: what is compiled already comes from the cache"
+        )
+
+    say = _Say(quiet, as_json)
+    with run.locked():
+        run.reopen(command) if resume else run.begin(command, plain(chosen), cases)
+        todo = run.missing(cases)
+        say.plan(cases, todo)
+        if as_json:
+            say.records(record for record in run.records() if record["status"] not in FAILED)
+        with workers as pool, _cache(no_cache) as cache, _interrupts() as caught:
+            interrupted = _run_cases(say, run, Sweep(todo, pool, limits, cache), caught)
+        raise typer.Exit(_render(say, run, interrupted))
+
+
+@contextmanager
+def _cache(no_cache: bool) -> "Iterator[Cache | None]":
+    """The user's, kept within its bound; or one for this sweep alone, so that equal programs compile once."""
+    from tempfile import TemporaryDirectory
+
+    from mla_bench.cache import Cache, default_folder
+
+    if no_cache:
+        with TemporaryDirectory(prefix="mla-bench-") as folder:
+            yield Cache(Path(folder))
+        return
+    yield None
+    Cache(default_folder()).trim()
+
+
+def _workers(
+    executor: str | None, jobs: int | None, memory_per_job: int | None
+) -> "AbstractContextManager[Executor]":
+    """What runs the cases, not begun yet.
+
+    Raises:
+      MlaBenchError: the flags do not go together.
+    """
+    from mla_bench.engine.jobs import dask_executor, default_jobs, local_executor
+
+    if executor is not None:
+        if jobs is not None:
+            raise MlaBenchError("--jobs is of this machine's workers; a cluster has its own number of them")
+        return dask_executor(executor)
+    if jobs is not None and jobs < 1:
+        raise MlaBenchError(f"--jobs: {jobs} is no number of jobs; write 1 or more")
+    return local_executor(jobs or default_jobs(memory_per_job))
+
+
+@contextmanager
+def _interrupts() -> "Iterator[list[int]]":
+    """Signals that came to end the program; the first waits until it is asked for, a second one does not."""
+    caught: list[int] = []
+
+    def catch(number: int, _: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    previous = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _scenario(path: Path | None) -> "Scenario":
@@ -122,70 +249,94 @@ def _scenario(path: Path | None) -> "Scenario":
     return load_scenario(path) if path else Scenario()
 
 
-def _console() -> "Console":
+def _console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
     class Patient(Console):
         """A console whose reader may leave: what is measured then still goes on, and to the disk."""
 
         def on_broken_pipe(self) -> None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
     # What is printed is text: brackets are no markup, and figures need no colours of their own.
-    return Patient(markup=False, highlight=False)
+    return Patient(markup=False, highlight=False, stderr=stderr)
 
 
-def _echo_plan(console: "Console", cases: "Sequence[Case]") -> None:
-    """What was understood, whole numbers included, before anything slow begins."""
-    from mla_bench.units import format_size
+class _Say:
+    """What a sweep prints, and where: tables or, for programs, records alone."""
 
-    def listed(values: list) -> str:
-        return ", ".join(dict.fromkeys(values))
+    def __init__(self, quiet: bool, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = _console()
+        self.beside = _console(stderr=True) if as_json else self.console
+        self.quiet = quiet or (as_json and not self.beside.is_terminal)
 
-    lengths = listed([f"{case.seq_len} ({format_size(case.seq_len)})" for case in cases])
-    console.print(
-        f"{len(cases)} case{'s' if len(cases) > 1 else ''} of {listed([case.model.name for case in cases])}"
-        f" for {listed([case.target for case in cases])}: sequence length {lengths};"
-        f" head chunk {listed([str(case.head_chunk) for case in cases])}",
-    )
+    def plan(self, cases: "Sequence[Case]", todo: "Sequence[Case]") -> None:
+        """What was understood, whole numbers included, before anything slow begins."""
+        from mla_bench.units import format_size
+
+        def listed(values: list) -> str:
+            return ", ".join(dict.fromkeys(values))
+
+        if self.quiet:
+            return
+        lengths = listed([f"{case.seq_len} ({format_size(case.seq_len)})" for case in cases])
+        there = f"; {len(cases) - len(todo)} are there already" if len(todo) < len(cases) else ""
+        models = listed([case.model.name for case in cases])
+        self.beside.print(
+            f"{len(cases)} case{'s' if len(cases) > 1 else ''} of {models}"
+            f" for {listed([case.target for case in cases])}: sequence length {lengths};"
+            f" head chunk {listed([str(case.head_chunk) for case in cases])}{there}",
+        )
+
+    def records(self, records: "Iterable[Mapping[str, Any]]") -> None:
+        """Records as lines of JSON."""
+        for record in records:
+            self.console.print(json.dumps(record), soft_wrap=True)
+
+    def result(self, *what: Any) -> None:
+        """A line or a table of the result."""
+        if not self.as_json:
+            self.console.print(*what, soft_wrap=len(what) == 1 and isinstance(what[0], str))
 
 
-def _run_cases(console: "Console", run: "Run", cases: "Sequence[Case]") -> bool:
-    """Runs and records `cases`; True when an interrupt from the keyboard ended that early."""
-    from mla_bench.engine.sweep import run_cases
+def _run_cases(say: _Say, run: "Run", sweep: "Sweep", caught: "Sequence[int]") -> bool:
+    """Runs and records cases; True when an interrupt ended that early."""
+    from mla_bench.engine.sweep import expected_cost
     from mla_bench.progress import progress, record_line
 
-    try:
-        with progress(console, [case.case_id for case in cases]) as ended:
-            for record in run_cases(cases, run.profile_path):
-                run.append(record)
-                ended(record_line(record))
-    except KeyboardInterrupt:
-        return True
-    return False
+    costs = {case.case_id: expected_cost(case) for case in sweep.cases}
+    with progress(say.beside, costs, sweep.running_ids, say.quiet) as ended:
+        for case, record, profile in sweep.results(lambda: bool(caught)):
+            run.keep(record, profile)
+            if say.as_json:
+                say.records([record.to_json()])
+            ended(case.case_id, record.status, record_line(record), not record.cached)
+    return bool(caught)
 
 
-def _render(console: "Console", run: "Run", interrupted: bool) -> int:
+def _render(say: _Say, run: "Run", interrupted: bool) -> int:
     """Prints table and closing words, writes summary and plots; the exit code."""
     from mla_bench.record import FAILED
     from mla_bench.report import closing, terminal_tables, to_frame
 
-    records = run.records()
+    records, planned = run.records(), len(run.manifest()["cases"])
+    again = f"Go on with: mla-bench sweep --out {shlex.quote(str(run.path))} --resume"
     if not records:
-        console.print("Interrupted before the first case ended.")
+        say.result(f"Interrupted before the first case ended. {again}")
         return 130
     frame = to_frame(records)
-    console.print()
-    console.print(terminal_tables(frame))
+    missing = f"Interrupted: {len(records)} of {planned} cases ended." if len(records) < planned else ""
+    written = _write(run, frame, missing)
+    say.result()
+    say.result(terminal_tables(frame))
     for sentence in closing(frame):
-        console.print(sentence)
-    planned = run.manifest()["cases"]
-    missing = f"Interrupted: {len(records)} of {planned} cases ended." if interrupted else ""
-    console.print(f"\nWritten to {run.path}: {_write(run, frame, missing)}.", soft_wrap=True)
-    if interrupted:
-        console.print(missing)
-        return 130
-    return 1 if any(record["status"] in FAILED for record in records) else 0
+        say.result(sentence)
+    say.result(f"\nWritten to {run.path}: {written}.")
+    failed = any(record["status"] in FAILED for record in records)
+    if missing:
+        say.result(f"{missing} {again}")
+    return 130 if interrupted else 1 if failed else 0
 
 
 def _write(run: "Run", frame: "DataFrame", missing: str) -> str:
@@ -199,7 +350,7 @@ def _write(run: "Run", frame: "DataFrame", missing: str) -> str:
         )
         plots = len(write_plots(frame, run.path / "plots"))
     except OSError as error:
-        raise MlaBenchError(
+        raise NotWrittenError(
             f"cannot write summary and plots into {run.path}: {error.strerror}; the records are kept"
         ) from error
     pictures = f" and {plots} plot{'s' if plots > 1 else ''}" if plots else ""
@@ -247,15 +398,47 @@ def parity(
         impl=impl,
     )
     cases, console, checked = expand(chosen), _console(), []
-    with progress(console, [case.case_id for case in cases]) as ended:
+    with progress(console, {case.case_id: 1.0 for case in cases}) as ended:
         for case, row in check_parity(cases, tolerance):
             checked.append((case, row))
-            ended(f"{case.case_id}: {row.status}")
+            ended(case.case_id, row.status, f"{case.case_id}: {row.status}", True)
     for table in parity_tables(checked):
         console.print(table)
     for sentence in verdict(checked):
         console.print(sentence)
     raise typer.Exit(0 if all_pass(row for _, row in checked) else 1)
+
+
+cache_app = typer.Typer(help="Compiles that are kept, so that none is made twice.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+
+@cache_app.command("info")
+def cache_info() -> None:
+    """Say where the cache is, and how much is in it."""
+    from mla_bench.cache import MAX_BYTES, Cache, default_folder
+    from mla_bench.units import format_bytes
+
+    cache = Cache(default_folder())
+    compiles, size = cache.size()
+    _console().print(
+        f"{cache.folder}: {compiles} compiles, {format_bytes(size)} of at most {format_bytes(MAX_BYTES)}",
+        soft_wrap=True,
+    )
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Remove all that is in the cache."""
+    from mla_bench.cache import Cache, default_folder
+
+    cache = Cache(default_folder())
+    compiles, _ = cache.size()
+    try:
+        cache.clear()
+    except OSError as error:
+        raise MlaBenchError(f"cannot clear {cache.folder}: {error.strerror}") from error
+    _console().print(f"{cache.folder}: {compiles} compiles removed", soft_wrap=True)
 
 
 @app.command()
@@ -299,4 +482,4 @@ def main() -> None:
         app()
     except MlaBenchError as error:
         print(f"mla-bench: {error}", file=sys.stderr)  # noqa: T201 - before any console exists
-        sys.exit(2)
+        sys.exit(error.exit_code)

@@ -5,12 +5,14 @@ import platform
 import shutil
 from dataclasses import dataclass
 
-from mla_bench.engine.workers import Death, run_each
-from mla_bench.record import installed_version
+from mla_bench.case import BUILT_IN
+from mla_bench.engine.jobs import Job, local_executor, run_job
+from mla_bench.engine.process import Death, Limits
 from mla_bench.targets import default_target, environment, parse_target
 from mla_bench.targets.local import has_accelerator
 from mla_bench.text import one_line
 from mla_bench.units import GIB
+from mla_bench.versions import installed_version
 
 _PACKAGES = {
     "jax": "builds and lowers the graphs",
@@ -67,10 +69,12 @@ def _machine() -> Finding:
 def _tpu_compiler() -> Finding:
     """Whether a topology of the smallest TPU opens in a worker, as every sweep for a TPU needs."""
     target = parse_target("v5e")
+    job = Job(_device_kind, target.name, environment(target), BUILT_IN, Limits(seconds=120))
     try:
-        (kind,) = run_each(_device_kind, [target.name], environment(target))
+        with local_executor(1) as executor:
+            kind = executor.submit(run_job, job).result()
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the installation is the finding
-        kind = Death(one_line(str(error)), killed=False)
+        kind = Death("error", one_line(str(error)))
     if isinstance(kind, str):
         return Finding("TPU compiles", f"work without a TPU ({kind} opened)")
     # Where there is no libtpu, that is the finding, and local is still there to compile for.

@@ -8,8 +8,16 @@ class MlaBenchError(Exception):
     """Bad input, or a surrounding that does not allow the request.
 
     The message is one line: what was wrong, and what would work. The command line prints it
-    without a traceback and exits with 2.
+    without a traceback and exits with `exit_code`.
     """
+
+    exit_code = 2
+
+
+class NotWrittenError(MlaBenchError):
+    """A disk that does not take what was measured: nobody's input was bad."""
+
+    exit_code = 1
 
 
 def unknown_name(kind: str, text: str, known: Iterable[str], hint: str = "") -> MlaBenchError:

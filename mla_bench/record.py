@@ -1,6 +1,5 @@
 """The record of a case: what was measured, or why it could not be. Standard library only."""
 
-import importlib.metadata
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -9,7 +8,6 @@ from mla_bench.case import Case
 SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "crashed", "timeout")
 FAILED = ("error", "crashed", "timeout")  # running out of memory is a result
-VERSIONS = ("jax", "jaxlib", "libtpu")  # that a figure depends on
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,8 @@ class Record:
     memory has a field of its own. Fields named `analysis_*` are the compiler's `memory_analysis()`
     as it stands; `oom_*` are the compiler's own words when it ran out of memory.
     `output_structure` is a checksum of names, shapes and dtypes of all outputs, to tell that two cases
-    return the same.
+    return the same; `program` one of the lowered program without its source locations. `cached` says
+    that the figures, the compile time among them, are those of an earlier compile of that program.
     """
 
     case_id: str
@@ -57,6 +56,8 @@ class Record:
     oom_memory: str | None = None
     output_dtypes: str | None = None
     output_structure: str | None = None
+    program: str | None = None
+    cached: bool | None = None
     lower_s: float | None = None
     compile_s: float | None = None
     analysis_argument_bytes: int | None = None
@@ -97,11 +98,3 @@ class Record:
 
 
 COLUMNS = tuple(field.name for field in fields(Record))
-
-
-def installed_version(package: str) -> str | None:
-    """Version of an installed package, without importing it; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

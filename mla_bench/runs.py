@@ -6,50 +6,94 @@ results/<name>/run.json        schema, command, versions, git, host
               /xprof/          the compiles' HloProtos; `xprof --logdir` opens the folder
 """
 
+import errno
+import fcntl
 import json
 import os
 import platform
-import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mla_bench.errors import MlaBenchError
-from mla_bench.record import SCHEMA, VERSIONS, Record, installed_version
+from mla_bench.case import Case
+from mla_bench.errors import MlaBenchError, NotWrittenError
+from mla_bench.record import FAILED, SCHEMA, Record
+from mla_bench.text import file_stem
+from mla_bench.versions import VERSIONS, compiler_flags, installed_version
 
 _PACKAGES = ("mla-bench", *VERSIONS, "flax", "xprof")
-_COMPILER_FLAGS = re.compile(r"XLA_FLAGS|LIBTPU_INIT_ARGS|JAX_\w+")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory that exists."""
+    """A run directory."""
 
     path: Path
 
-    @classmethod
-    def create(cls, path: Path, command: Sequence[str], cases: int) -> "Run":
-        """Makes the directory and its manifest, for a sweep of so many `cases`.
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder where it is missing, and keeps other processes from writing into it meanwhile.
+
+        The lock ends with the process, however that ends.
+
+        Raises:
+          MlaBenchError: another process has it, or the place cannot be written.
+        """
+        with self._reporting("name another folder with --out"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            folder = os.open(self.path, os.O_RDONLY)
+        try:
+            self._lock(folder)
+            yield
+        finally:
+            os.close(folder)
+
+    def begin(self, command: Sequence[str], scenario: Mapping[str, Any], cases: Sequence[Case]) -> None:
+        """Writes the manifest of a sweep over `cases`, the expansion of `scenario`.
 
         Raises:
           MlaBenchError: something is there already, or the place cannot be written.
         """
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise MlaBenchError(f"{path} is not empty; name another folder with --out, or remove it")
-            run = cls(path)
-            run.records_path.touch()
-            manifest = json.dumps(_manifest(command, cases), indent=2)
-            run.manifest_path.write_text(manifest + "\n", encoding="utf-8")
-        except OSError as error:
-            raise MlaBenchError(
-                f"cannot write {path}: {error.strerror}; name another folder with --out"
-            ) from error
-        return run
+        with self._reporting("name another folder with --out"):
+            if any(self.path.iterdir()):
+                hint = "; --resume does what is missing in it" if self.manifest_path.exists() else ""
+                raise MlaBenchError(
+                    f"{self.path} is not empty; name another folder with --out, or remove it{hint}"
+                )
+            self.records_path.touch()
+            self._write_manifest(_manifest(command, scenario, cases))
+
+    def reopen(self, command: Sequence[str]) -> None:
+        """Readies a run that ended early, or with failures, for more records; a torn last line goes.
+
+        Raises:
+          MlaBenchError: the versions or the compiler's flags here are not the run's, or the place cannot be
+            written.
+        """
+        manifest = self.manifest()
+        here = _surroundings()
+        for kind in ("versions", "compiler_flags"):
+            then, now = manifest[kind], here[kind]
+            for name in dict.fromkeys((*then, *now)):
+                if name not in ("python", "mla-bench") and then.get(name) != now.get(name):
+                    raise MlaBenchError(
+                        f"{self.path} was begun with {name} {then.get(name)}, here is {now.get(name)}: their "
+                        "figures do not belong into one run; name another folder with --out"
+                    )
+        manifest["resumed"] = [*manifest.get("resumed", ()), {"command": list(command), **_process()}]
+        with self._reporting("the records are kept"):
+            with self.records_path.open("r+b") as file:
+                text = file.read()
+                ended = text.rfind(b"\n") + 1
+                if _parsed(text[ended:]):
+                    file.write(b"\n")
+                else:
+                    file.truncate(ended)
+            self._write_manifest(manifest)
 
     @property
     def manifest_path(self) -> Path:
@@ -57,8 +101,15 @@ class Run:
         return self.path / "run.json"
 
     def manifest(self) -> dict[str, Any]:
-        """What the run is of, and with which versions."""
-        return json.loads(self.manifest_path.read_text(encoding="utf-8"))
+        """What the run is of, and with which versions.
+
+        Raises:
+          MlaBenchError: there is none, or it cannot be read.
+        """
+        try:
+            return json.loads(self.manifest_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise MlaBenchError(f"{self.path} is no run of mla-bench: it has no readable run.json") from error
 
     @property
     def records_path(self) -> Path:
@@ -70,25 +121,86 @@ class Run:
         """Folder of the compiles' HloProtos, in the layout that XProf opens."""
         return self.path / "xprof" / "plugins" / "profile" / self.path.resolve().name
 
-    def append(self, record: Record) -> None:
-        """Writes one record, on the disk when this returns.
+    def keep(self, record: Record, profile: bytes | None) -> None:
+        """Writes one record, on the disk when this returns, and the HloProto of its compile.
 
         Raises:
-          MlaBenchError: it cannot be written; those before it stay.
+          NotWrittenError: one of them cannot be written; the message has the record, and the records before
+            it stay.
         """
-        try:
-            with self.records_path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record.to_json()) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise MlaBenchError(
-                f"cannot write {self.records_path}: {error.strerror}; the records before it are kept"
-            ) from error
+        lost = f"the records before it are kept; this one was: {json.dumps(record.to_json())}"
+        with self._reporting(lost, NotWrittenError):
+            self._append(json.dumps(record.to_json()).encode() + b"\n")
+        if profile is not None:
+            with self._reporting("the records are kept", NotWrittenError):
+                self.profile_path.mkdir(parents=True, exist_ok=True)
+                path = self.profile_path / f"jit_{file_stem(record.case_id)}.hlo_proto.pb"
+                path.write_bytes(profile)
 
     def records(self) -> list[dict[str, Any]]:
-        """All records, in the order in which their cases ended."""
-        return [json.loads(line) for line in self.records_path.read_text(encoding="utf-8").splitlines()]
+        """The last record of each case, in the order of the sweep.
+
+        Raises:
+          MlaBenchError: a line is no record; a last one that a killed process left half-written is none.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        lines = self.records_path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            record = _parsed(line)
+            if record:
+                found[record["case_id"]] = record
+            elif number < len(lines):
+                raise MlaBenchError(f"{self.records_path}: line {number} is no record; remove that line")
+        order = {name: place for place, name in enumerate(self.manifest()["cases"])}
+        return sorted(found.values(), key=lambda record: order.get(record["case_id"], len(order)))
+
+    def missing(self, cases: Sequence[Case]) -> list[Case]:
+        """Those of `cases` without a record, or whose record says that they failed."""
+        done = {record["case_id"] for record in self.records() if record["status"] not in FAILED}
+        return [case for case in cases if case.case_id not in done]
+
+    def _lock(self, folder: int) -> None:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = self._owner()
+            raise MlaBenchError(
+                f"{self.path} is in use by {owner}; name another folder with --out"
+            ) from error
+
+    def _append(self, line: bytes) -> None:
+        """Adds `line` and syncs it; where the disk does not take all of it, none of it stays."""
+        with self.records_path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
+
+    @contextmanager
+    def _reporting(self, consequence: str, kind: type[MlaBenchError] = MlaBenchError) -> Iterator[None]:
+        """Turns what the disk refuses within into one line."""
+        try:
+            yield
+        except OSError as error:
+            raise kind(f"cannot write {self.path}: {error.strerror}; {consequence}") from error
+
+    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        part = self.path / "run.json.part"
+        part.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        part.replace(self.manifest_path)
+
+    def _owner(self) -> str:
+        """Who writes into the folder, by its own words."""
+        try:
+            manifest = self.manifest()
+            last = [manifest, *manifest.get("resumed", ())][-1]
+            return f"process {last['pid']}"
+        except (MlaBenchError, KeyError):
+            return "another process"
 
 
 def default_path(title: str) -> Path:
@@ -96,20 +208,39 @@ def default_path(title: str) -> Path:
     return Path("results", f"{datetime.now():%Y%m%d-%H%M%S}-{title}")
 
 
-def _manifest(command: Sequence[str], cases: int) -> dict[str, Any]:
+def _manifest(command: Sequence[str], scenario: Mapping[str, Any], cases: Sequence[Case]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(command),
-        "cases": cases,
-        "versions": {"python": platform.python_version()}
-        | {name: installed_version(name) for name in _PACKAGES},
-        "compiler_flags": {
-            name: value for name, value in os.environ.items() if _COMPILER_FLAGS.fullmatch(name)
-        },
+        **_process(),
+        **_surroundings(),
         "git": _git_revision(),
         "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
+        "scenario": scenario,
+        "cases": [case.case_id for case in cases],
     }
+
+
+def _process() -> dict[str, Any]:
+    return {"started": datetime.now(UTC).isoformat(timespec="seconds"), "pid": os.getpid()}
+
+
+def _surroundings() -> dict[str, Mapping[str, str | None]]:
+    """What figures of one run have in common."""
+    packages = {name: installed_version(name) for name in _PACKAGES}
+    return {
+        "versions": {"python": platform.python_version()} | packages,
+        "compiler_flags": compiler_flags(),
+    }
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The record in a line, None where there is none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "case_id" in record else None
 
 
 def _git_revision() -> str | None:

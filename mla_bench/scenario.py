@@ -97,6 +97,27 @@ def load_scenario(path: Path) -> Scenario:
     return Scenario(**axes, given=frozenset(axes))
 
 
+def plain(scenario: Scenario) -> dict[str, Any]:
+    """`scenario` as JSON takes it, models with all their dimensions."""
+    import msgspec
+
+    return msgspec.to_builtins(scenario)
+
+
+def scenario_of(values: Mapping[str, Any]) -> Scenario:
+    """The scenario that `plain` made `values` of.
+
+    Raises:
+      MlaBenchError: it made them of no scenario of this version.
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert(values, Scenario)
+    except msgspec.ValidationError as error:
+        raise MlaBenchError(f"the run's scenario is not one of this version: {error}") from error
+
+
 def expand(scenario: Scenario) -> tuple[Case, ...]:
     """The cases of `scenario`, each once.
 

@@ -64,3 +64,48 @@ def format_mib(size_bytes: int | None) -> str:
         return ""
     mib = size_bytes / MIB
     return f"{mib:.0f}" if mib >= 9.95 or not mib else f"{mib:.1f}" if mib >= 0.05 else "<0.1"
+
+
+_BYTES = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmgt])i?b?", re.IGNORECASE)
+_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smh]?)", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes that `text` stands for: `8g`, `8G` and `8GiB` are 8 · 2³⁰.
+
+    Raises:
+      MlaBenchError: it is no amount of memory, or none at all.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    amount = int(Fraction(match[1]) * 1024 ** (1 + "kmgt".index(match[2].lower()))) if match else 0
+    if amount <= 0:
+        raise MlaBenchError(f"{one_line(text, 40)!r} is no amount of memory; write 8g, 8GiB or 512m")
+    return amount
+
+
+def format_bytes(size_bytes: int) -> str:
+    """`size_bytes` with its unit: MiB below 1 GiB, else GiB."""
+    return f"{format_mib(size_bytes)} MiB" if size_bytes < GIB else f"{format_gib(size_bytes)} GiB"
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds that `text` stands for: `90`, `90s`, `10m`, `1.5h`.
+
+    Raises:
+      MlaBenchError: it is no time, or none at all.
+    """
+    match = _SECONDS.fullmatch(text.strip())
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2].lower()] if match else 0.0
+    if seconds <= 0:
+        raise MlaBenchError(f"{one_line(text, 40)!r} is no time; write 90, 90s, 10m or 1h")
+    return seconds
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` in a person's words: `8.2 s`, `3 min 20 s`, `1 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02} min"

@@ -4,48 +4,66 @@ Runs in a process whose environment was set for the target before jax is importe
 only inside functions. This is the one place where any exception becomes a record.
 """
 
+import hashlib
+import os
+import platform
 import tempfile
 import time
 import traceback
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache as once
 from pathlib import Path
 from typing import Any
 
+from mla_bench import measure
+from mla_bench.cache import Cache, default_folder
 from mla_bench.case import Case, Graph
 from mla_bench.implementation import load_implementation
-from mla_bench.measure.buffers import keep_profile
+from mla_bench.measure.buffers import find_proto, rename_module
 from mla_bench.measure.memory import memory_fields, read_analysis
 from mla_bench.measure.oom import parse_oom
-from mla_bench.record import VERSIONS, Record, installed_version
+from mla_bench.record import SCHEMA, Record
 from mla_bench.targets import parse_target
 from mla_bench.targets.local import local_devices, local_limit
 from mla_bench.targets.tpu import topology_devices
 from mla_bench.text import file_stem, one_line
+from mla_bench.verdict import ParityRow
+from mla_bench.versions import VERSIONS, compiler_flags, installed_version
 
 _COMPILER_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
+# Of a record, what a compile alone decides; the rest is the case's own.
+_Figures = dict[str, Any]
 
 
-def run_case(case: Case, profile: Path | None = None) -> Record:
-    """Builds, lowers and compiles `case` and reads its memory.
+def run_case(case: Case, cache: Cache | None = None) -> tuple[Record, bytes | None]:
+    """Builds and lowers `case`; then compiles it and reads its memory, or takes both from `cache`.
 
-    `profile` is the folder (`<logdir>/plugins/profile/<run>`) that keeps the compile's HloProto for XProf.
+    Without a `cache`, from the user's on this machine.
+    Also returns the compile's HloProto, from which XProf shows its buffers, where the compiler writes one.
     """
     known: dict[str, Any] = {}
+    profile = None
     try:
-        _measure(case, profile, known)
+        figures, profile = _measure(case, cache or Cache(default_folder()), known)
+    except MemoryError as error:
+        return Record.of(case, "crashed", error=f"out of host memory: {error_words(error)}", **known), None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a graph or a compiler raises
-        # A user's own error may quote the compiler; only the compiler's is its result.
-        oom = parse_oom(str(error)) if type(error).__name__ in _COMPILER_ERRORS else None
-        if oom is None:
-            return Record.of(case, "error", error=error_words(error), **known)
-        known |= {"oom_needed_bytes": oom.needed_bytes, "oom_allowed_bytes": oom.allowed_bytes}
-        known |= {"oom_memory": oom.memory, "fits": False}
-        return Record.of(case, "oom", error=oom.words, **known)
-    return Record.of(case, "ok", **known)
+        return Record.of(case, "error", error=error_words(error), **known), None
+    notes = known.pop("note"), figures.pop("remark")
+    note = "; ".join(filter(None, notes)) or None
+    return Record.of(case, figures.pop("status"), note=note, **known | figures), profile
 
 
-def _measure(case: Case, profile: Path | None, known: dict[str, Any]) -> None:
+def run_parity(case: Case, tolerance: float | None) -> ParityRow:
+    """The verdict on `case` with its model shrunk to tiny features; see `parity.compare`."""
+    from mla_bench.parity import compare, shrink
+
+    return compare(replace(case, model=shrink(case.model)), tolerance)
+
+
+def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures, bytes | None]:
     """Fills `known` with record fields as they become known, so that a failure keeps those before it."""
     import jax
 
@@ -60,18 +78,77 @@ def _measure(case: Case, profile: Path | None, known: dict[str, Any]) -> None:
     start = time.perf_counter()
     lowered = jax.jit(_named(graph.function, name)).lower(*_placed(graph.arguments, device))
     known |= {"lower_s": time.perf_counter() - start, **_outputs(lowered.out_info)}
+    # Without locations, and without the one name that differs between cases of one program.
+    program = lowered.as_text().replace(f"@jit_{name} ", "@jit_case ", 1)
+    known |= {"program": hashlib.sha256(program.encode()).hexdigest()[:16]}
+
+    key = _key(case, program, device, limit)
+    with cache.held(key):
+        found = cache.read(key)
+        if found is None:
+            figures, profile = _compiled(case, lowered, device, limit, f"jit_{name}", _argument_bytes(graph))
+            cache.write(key, figures, profile)
+            return figures | {"cached": False}, profile
+    figures, profile = found
+    return figures | {"cached": True}, profile and rename_module(profile, f"jit_{name}")
+
+
+def _compiled(
+    case: Case, lowered: Any, device: Any, limit: int | None, module: str, argument_bytes: int
+) -> tuple[_Figures, bytes | None]:
+    """Figures of a compile, its running out of memory included, and its HloProto.
+
+    Raises:
+      Exception: whatever else the compiler raises.
+    """
     with tempfile.TemporaryDirectory(prefix="mla-bench-") as scratch:
         on_tpu = device.platform == "tpu"
         dump = {"xla_dump_to": scratch, "xla_dump_hlo_as_proto": True} if on_tpu else {}
         start = time.perf_counter()
-        compiled = lowered.compile(compiler_options=dict(case.xla_options) | dump)
-        known |= {"compile_s": time.perf_counter() - start}
-        analysis, lacking = read_analysis(compiled.memory_analysis(), _argument_bytes(graph))
-        folder = profile or Path(scratch, "profile")
-        hlo_proto = keep_profile(Path(scratch), f"jit_{name}", folder) if on_tpu else None
-        fields, remark = memory_fields(device.platform, analysis, limit, hlo_proto)
-    known |= analysis | fields
-    known |= {"note": "; ".join(part for part in (graph.note, lacking, remark) if part) or None}
+        try:
+            compiled = lowered.compile(compiler_options=dict(case.xla_options) | dump)
+        except Exception as error:
+            # A user's own error may quote the compiler; only the compiler's is its result.
+            oom = parse_oom(str(error)) if type(error).__name__ in _COMPILER_ERRORS else None
+            if oom is None:
+                raise
+            words = {"status": "oom", "error": oom.words, "fits": False, "remark": ""}
+            sizes = {"oom_needed_bytes": oom.needed_bytes, "oom_allowed_bytes": oom.allowed_bytes}
+            return words | sizes | {"oom_memory": oom.memory}, None
+        seconds = time.perf_counter() - start
+        analysis, lacking = read_analysis(compiled.memory_analysis(), argument_bytes)
+        proto = find_proto(Path(scratch), module) if on_tpu else None
+        fields, remark = memory_fields(device.platform, analysis, limit, proto)
+        profile = proto.read_bytes() if proto else None
+    remarks = "; ".join(filter(None, (lacking, remark)))
+    return {"status": "ok", "compile_s": seconds, "remark": remarks, **analysis, **fields}, profile
+
+
+def _key(case: Case, program: str, device: Any, limit: int | None) -> str:
+    """Name of a compile: everything that the compiler sees, and that its figures are read with."""
+    import jax
+
+    seen = {
+        "program": program,
+        "target": case.target,
+        "device": (device.device_kind, getattr(device.client, "platform_version", None)),
+        "limit": limit,
+        "options": sorted(case.xla_options),
+        "flags": compiler_flags(),
+        "settings": sorted(jax.config.values.items(), key=lambda item: item[0]),
+        "versions": [installed_version(package) for package in (*VERSIONS, "xprof", "protobuf")],
+        "reader": (SCHEMA, _reader()),
+        # What compiles for this machine looks at it.
+        "host": (platform.node(), os.cpu_count()) if case.target == "local" else None,
+    }
+    return hashlib.sha256(repr(seen).encode()).hexdigest()
+
+
+@once
+def _reader() -> str:
+    """Digest of the code that turns a compile into figures."""
+    sources = sorted([*Path(measure.__path__[0]).glob("*.py"), Path(__file__)])
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 def _device(target_name: str) -> tuple[Any, int | None]:

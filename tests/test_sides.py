@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 HEAVY = {"jax", "jaxlib", "flax", "pandas", "matplotlib", "xprof"}
-PARENTS = {"typer", "rich", "pandas", "matplotlib", "pebble", "msgspec"}
+PARENTS = {"typer", "rich", "pandas", "matplotlib", "psutil", "msgspec"}
 LIBRARIES = "import jax, numpy, jaxtyping\nfrom flax import nnx"
 
 
@@ -20,13 +20,28 @@ def imported_by(statement):
 
 
 @pytest.mark.parametrize(
-    "module", ["cli", "scenario", "engine.sweep", "engine.parity", "report", "runs", "doctor"]
+    "module",
+    [
+        "cli",
+        "scenario",
+        "engine.sweep",
+        "engine.parity",
+        "cache",
+        "verdict",
+        "report",
+        "report.parity",
+        "progress",
+        "runs",
+        "doctor",
+    ],
 )
 def test_the_parents_side_imports_nothing_heavy(module):
     assert not imported_by(f"import mla_bench.{module}") & HEAVY
 
 
-@pytest.mark.parametrize("module", ["worker", "graphs", "parity", "measure.memory", "measure.buffers"])
+@pytest.mark.parametrize(
+    "module", ["worker", "serve", "graphs", "parity", "measure.memory", "measure.buffers"]
+)
 def test_the_workers_side_needs_nothing_of_the_parents(module):
     # flax brings some of them itself.
     assert not (imported_by(f"import mla_bench.{module}") - imported_by(LIBRARIES)) & PARENTS

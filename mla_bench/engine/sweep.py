@@ -1,30 +1,100 @@
-"""Cases to records, in worker processes that have the environment of the cases' target."""
+"""Cases to records: which job first, and what a death means."""
 
-from collections.abc import Iterator, Sequence
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from pathlib import Path
 
+from mla_bench.cache import Cache
 from mla_bench.case import Case
-from mla_bench.engine.workers import Death, run_each
+from mla_bench.engine.jobs import Job, run_job
+from mla_bench.engine.process import NO_LIMITS, Death, Limits
 from mla_bench.record import Record
 from mla_bench.targets import environment, parse_target
+from mla_bench.text import one_line
+from mla_bench.versions import compiler_flags
 from mla_bench.worker import run_case
 
+_TICK_S = 0.2
 
-def run_cases(cases: Sequence[Case], profile: Path | None) -> Iterator[Record]:
-    """Records of `cases` in their order, each as its case ends.
 
-    Neighbours of one target and implementation share a worker: what a user's module sets or imports
-    must not reach another's figures. A case over which it dies is recorded as `crashed`, or as
-    `error` where the compiler ended the process itself.
-    `profile` is the folder that keeps the compiles' HloProtos.
+@dataclass
+class Sweep:
+    """Cases on their way to records.
+
+    Attributes:
+      cases: to be done, in any order.
+      executor: any `concurrent.futures.Executor`; what it runs, it runs in worker processes.
+      limits: on each case.
+      cache: None for that of the machine on which a case runs.
+      running: cases that are being worked on, and since when, by `time.monotonic`.
     """
-    for (target, _), group in groupby(cases, key=lambda case: (case.target, case.impl)):
-        members = list(group)
-        results = run_each(partial(run_case, profile=profile), members, environment(parse_target(target)))
-        for case, result in zip(members, results, strict=True):
-            if isinstance(result, Death):
-                yield Record.of(case, "crashed" if result.killed else "error", error=result.words)
-            else:
-                yield result
+
+    cases: Sequence[Case]
+    executor: Executor
+    limits: Limits = NO_LIMITS
+    cache: Cache | None = None
+    running: dict[Case, float] = field(default_factory=dict)
+
+    def results(
+        self, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[Case, Record, bytes | None]]:
+        """Each case as it ends, with its record and its HloProto, until `stopped`.
+
+        The longest go first, so that the end is not one straggler; those of an implementation, which share
+        worker processes, stay together. A case over which a worker dies has a record that says how.
+        """
+        ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        pending = {}
+        for case in in_order(self.cases):
+            future = self.executor.submit(run_job, self._job(case))
+            pending[future] = case
+            future.add_done_callback(ended.put)
+        while pending and not stopped():
+            for future, case in pending.items():
+                if future.running() and case not in self.running:
+                    self.running[case] = time.monotonic()
+            try:
+                future = ended.get(timeout=_TICK_S)
+            except queue.Empty:
+                continue
+            case = pending.pop(future)
+            self.running.pop(case, None)
+            yield case, *_result(case, future)
+
+    def running_ids(self) -> dict[str, float]:
+        """`running` by case id."""
+        return {case.case_id: since for case, since in list(self.running.items())}
+
+    def _job(self, case: Case) -> Job:
+        variables = compiler_flags() | environment(parse_target(case.target))
+        return Job(partial(run_case, cache=self.cache), case, variables, case.impl, self.limits)
+
+
+def expected_cost(case: Case) -> float:
+    """How long a case takes beside others, in no unit.
+
+    From the compile times of DeepSeek-V3.2 from 4k to 32k: the part of the layer and the mode decide, a
+    longer sequence matters less, and the head chunk hardly.
+    """
+    part = {"indexer": 1.0, "indexer-loss": 1.5, "mla": 6.0}.get(case.workload, 1.0)
+    return part * (2.0 if case.mode == "train" else 1.0) * (case.batch * case.seq_len) ** 0.25
+
+
+def in_order(cases: Sequence[Case]) -> list[Case]:
+    """`cases` as they are to be begun: implementations as they come, and in each the longest first."""
+    impls = list(dict.fromkeys(case.impl for case in cases))
+    return sorted(cases, key=lambda case: (impls.index(case.impl), -expected_cost(case)))
+
+
+def _result(case: Case, future: Future) -> tuple[Record, bytes | None]:
+    try:
+        outcome = future.result()
+    except (Exception, CancelledError) as error:  # noqa: BLE001 - the executor's own: a cluster that is gone
+        words = one_line(f"{type(error).__name__}: {error}")
+        return Record.of(case, "crashed", error=f"the executor lost the case: {words}"), None
+    if isinstance(outcome, Death):
+        return Record.of(case, outcome.status, error=outcome.words), None
+    return outcome

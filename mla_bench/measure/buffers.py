@@ -5,7 +5,6 @@ because the converter leaves out the thread-local ones (512 bytes each) that the
 """
 
 import json
-import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from mla_bench.units import MIB
 
 HBM_SPACE, ONCHIP_SPACE = 0, 1
+PROFILE_SUFFIX = ".hlo_proto.pb"
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,24 @@ class Peaks:
     xprof_total_bytes: int
 
 
-def keep_profile(dump: Path, module: str, profile: Path) -> Path | None:
-    """Moves the HloProto of `module` from a compiler's dump into a folder that XProf opens.
+def find_proto(dump: Path, module: str) -> Path | None:
+    """The HloProto of `module` in a compiler's dump, under the name by which XProf knows it.
 
-    `profile` is `<logdir>/plugins/profile/<run>`. None where the compiler wrote no such proto.
+    None where the compiler wrote no such proto.
     """
     found = sorted(dump.glob(f"*.{module}.*after_optimizations.hlo.pb"))
-    if not found:
-        return None
-    profile.mkdir(parents=True, exist_ok=True)
-    kept = profile / f"{module}.hlo_proto.pb"
-    shutil.move(found[-1], kept)
-    return kept
+    return found[-1].rename(dump / f"{module}{PROFILE_SUFFIX}") if found else None
+
+
+def rename_module(hlo_proto: bytes, module: str) -> bytes:
+    """`hlo_proto` with its module's name changed; as it is where protobuf is not installed."""
+    try:
+        proto = _hlo_proto_class()()
+    except ImportError:
+        return hlo_proto
+    proto.ParseFromString(hlo_proto)  # fields that are not described here stay in it
+    proto.hlo_module.name = module
+    return proto.SerializeToString()
 
 
 def allocations(hlo_proto: Path) -> tuple[Allocation, ...]:
@@ -76,7 +82,7 @@ def _memory_viewer(hlo_proto: Path, space: int) -> dict:
     """JSON of XProf's memory viewer for one memory space."""
     from xprof.convert import raw_to_tool_data
 
-    module = hlo_proto.name.removesuffix(".hlo_proto.pb")
+    module = hlo_proto.name.removesuffix(PROFILE_SUFFIX)
     options = {"host": module, "module_name": module, "memory_space": str(space)}
     # The converter knows a folder by its last slash and answers None without it.
     data, _ = raw_to_tool_data.xspace_to_tool_data([f"{hlo_proto.parent}/"], "memory_viewer", options)
@@ -109,8 +115,12 @@ def _hlo_proto_class() -> type:
             ("is_thread_local", 3, field.TYPE_BOOL, ""),
             ("color", 8, field.TYPE_INT64, ""),
         ],
+        "HloModule": [("name", 1, field.TYPE_STRING, "")],
         "BufferAssignment": [("buffer_allocations", 3, field.TYPE_MESSAGE, "Allocation")],
-        "HloProto": [("buffer_assignment", 3, field.TYPE_MESSAGE, "BufferAssignment")],
+        "HloProto": [
+            ("hlo_module", 1, field.TYPE_MESSAGE, "HloModule"),
+            ("buffer_assignment", 3, field.TYPE_MESSAGE, "BufferAssignment"),
+        ],
     }.items():
         message = file.message_type.add(name=name)
         for label, number, kind, target in fields:

@@ -7,9 +7,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from mla_bench.case import BUILT_IN, STAGES, differing
-from mla_bench.record import VERSIONS
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.units import format_gib, format_size
+from mla_bench.versions import VERSIONS
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -110,7 +110,19 @@ def test_the_module_is_chosen_by_name_and_not_by_size(tmp_path):
     dump.mkdir()
     (dump / "module_1.jit_helper.x.after_optimizations.hlo.pb").write_bytes(b"large" * 100)
     (dump / "module_2.jit_x.x.after_optimizations.hlo.pb").write_bytes(b"mine")
-    kept = buffers.keep_profile(dump, "jit_x", tmp_path / "profile")
+    kept = buffers.find_proto(dump, "jit_x")
     assert kept is not None
     assert kept.read_bytes() == b"mine"
-    assert buffers.keep_profile(dump, "jit_y", tmp_path / "profile") is None
+    assert kept.name == "jit_x.hlo_proto.pb"
+    assert buffers.find_proto(dump, "jit_y") is None
+
+
+def test_a_module_is_renamed_and_all_else_stays(tmp_path):
+    module = field(1, b"jit_a") + field(2, b"entry") + field(5, 7)
+    renamed = buffers.rename_module(field(1, module) + field(3, allocation(MIB)), "jit_b")
+    assert b"jit_b" in renamed
+    assert b"jit_a" not in renamed
+    (tmp_path / "x").write_bytes(renamed)
+    assert [found.size for found in buffers.allocations(tmp_path / "x")] == [MIB]
+    assert b"entry" in renamed
+    assert field(5, 7) in renamed

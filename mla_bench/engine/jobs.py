@@ -1,0 +1,165 @@
+"""Jobs for worker processes, run by whatever follows `concurrent.futures.Executor`.
+
+The executor's own workers only wait: each job runs in a process of this module's, on the machine that the
+executor chose. So an abort of the compiler kills neither a thread here nor a worker of a cluster.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from mla_bench.engine.process import NO_LIMITS, Death, Limits, WorkerProcess
+from mla_bench.errors import MlaBenchError
+from mla_bench.units import GIB
+from mla_bench.versions import compiler_flags
+
+# A compile keeps close to two cores busy, so more jobs than cores / 2 gain little.
+_CORES = 2
+_MEMORY_BYTES = 4 * GIB
+# The compiler keeps some 50 MiB of each compile; a new process costs three seconds.
+_RECYCLE_BYTES = 2 * GIB
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call for a worker process.
+
+    Attributes:
+      function: takes `item`; pickled by name, so it is a function of a module.
+      item: its argument.
+      variables: of the worker's environment beside those that its machine has.
+      impl: jobs of different implementations share no process, for what one's module imports or sets
+        must not reach another's figures.
+      limits: on this call.
+    """
+
+    function: Callable[[Any], Any]
+    item: Any
+    variables: Mapping[str, str]
+    impl: str
+    limits: Limits = NO_LIMITS
+
+
+class _Workers:
+    """The worker processes of this machine: idle ones to be used again, busy ones to be ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[tuple, WorkerProcess]] = []
+        self._busy: set[WorkerProcess] = set()
+        self._open = True
+
+    def run(self, job: Job) -> Any:
+        environment = {name: value for name, value in os.environ.items() if name not in compiler_flags()}
+        environment |= job.variables
+        key = (frozenset(environment.items()), job.impl)
+        process = self._take(key, environment)
+        keep = False
+        try:
+            result = process.call(job.function, job.item, job.limits)
+            bound = min(_RECYCLE_BYTES, (job.limits.memory_bytes or _RECYCLE_BYTES) // 2)
+            keep = not isinstance(result, Death) and process.memory_bytes() < bound
+            return result
+        finally:
+            with self._lock:
+                self._busy.discard(process)
+                keep = keep and self._open
+                if keep:
+                    self._idle.append((key, process))
+            if not keep:
+                process.close()
+
+    def _take(self, key: tuple, environment: Mapping[str, str]) -> WorkerProcess:
+        """An idle process of this `key`, or a new one, in the place of an idle one of another key."""
+        with self._lock:
+            if not self._open:
+                raise CancelledError
+            fitting = next((entry for entry in self._idle if entry[0] == key), None)
+            leaving = fitting or (self._idle[0] if self._idle else None)
+            if leaving:
+                self._idle.remove(leaving)
+            process = fitting[1] if fitting else WorkerProcess(environment)
+            self._busy.add(process)
+        if leaving and not fitting:
+            leaving[1].close()
+        return process
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Ends all processes, and starts none within."""
+        with self._lock:
+            self._open = False
+            idle, self._idle = self._idle, []
+            for process in self._busy:
+                process.kill()
+        for _, process in idle:
+            process.close()
+        try:
+            yield
+        finally:
+            self._open = True
+
+
+_WORKERS = _Workers()
+
+
+def run_job(job: Job) -> Any:
+    """What the job's function returns, or the `Death` that its process died over it.
+
+    Raises:
+      Exception: whatever the function raises.
+    """
+    return _WORKERS.run(job)
+
+
+def default_jobs(memory_per_job: int | None = None) -> int:
+    """How many jobs at once this machine's cores and memory allow; at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores // _CORES, psutil.virtual_memory().total // (memory_per_job or _MEMORY_BYTES)))
+
+
+@contextmanager
+def local_executor(jobs: int) -> Iterator[Executor]:
+    """Runs `jobs` jobs at once on this machine; on leaving, what still runs is ended."""
+    executor = ThreadPoolExecutor(jobs, thread_name_prefix="mla-bench-job")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        with _WORKERS.closing():
+            executor.shutdown()
+
+
+@contextmanager
+def dask_executor(address: str) -> Iterator[Executor]:
+    """Runs jobs on the Dask cluster whose scheduler is at `dask://host:port`; on leaving, cancels the rest.
+
+    Raises:
+      MlaBenchError: `distributed` is not installed, the address is none, or nobody answers there.
+    """
+    scheme, _, place = address.partition("://")
+    if scheme != "dask" or not place:
+        raise MlaBenchError(
+            f"--executor {address!r} is no executor; write dask://host:port, a Dask scheduler's"
+        )
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MlaBenchError("--executor dask:// needs distributed: pip install 'mla-bench[dask]'") from error
+    try:
+        client = Client(f"tcp://{place}", timeout="10s", set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise MlaBenchError(f"--executor {address}: no Dask scheduler answers there: {error}") from error
+    with client:
+        # Not pure: an equal job is done again, as here.
+        executor = client.get_executor(pure=False)
+        try:
+            yield executor
+        finally:
+            executor.shutdown(wait=False)
