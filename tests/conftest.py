@@ -1,6 +1,7 @@
 """Shapes and dtypes in the graphs' annotations are checked at run time by every test that builds one."""
 
 import os
+import tempfile
 
 from jaxtyping import install_import_hook
 
@@ -9,3 +10,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 install_import_hook("mla_bench.graphs", "beartype.beartype")
+
+
+def pytest_configure(config):
+    """A cache of the tests' own, shared by the processes that run them."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="mla-bench-tests-")
+        os.environ["MLA_BENCH_CACHE"] = folder.name
+        config.add_cleanup(folder.cleanup)

@@ -40,7 +40,7 @@ def proto(tmp_path):
     """12 MiB in HBM and 512 bytes that are thread-local, 5 MiB on chip."""
     assignment = allocation(8 * MIB) + allocation(4 * MIB) + allocation(512, 0, 1) + allocation(5 * MIB, 1)
     path = tmp_path / "jit_x.hlo_proto.pb"
-    path.write_bytes(field(1, b"a module, skipped") + field(3, assignment))
+    path.write_bytes(field(1, field(1, b"jit_x")) + field(3, assignment))
     return path
 
 
