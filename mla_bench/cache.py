@@ -19,6 +19,7 @@ from typing import Any
 
 MAX_BYTES = 2**30
 _FIGURES, _PROFILE = "figures.json", "hlo_proto.pb"
+_DIGIT = "[0-9a-f]"
 
 
 def default_folder() -> Path:
@@ -42,8 +43,8 @@ class Cache:
         try:
             with zipfile.ZipFile(path) as file:
                 figures = json.loads(file.read(_FIGURES))
-                profile = file.read(_PROFILE) if _PROFILE in file.namelist() else None
-        except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
+                profile = file.read(_PROFILE) or None
+        except Exception:  # noqa: BLE001 - not there, or garbled, for which zipfile has many kinds
             return None
         with suppress(OSError):
             os.utime(path)  # the least recently used goes first
@@ -54,11 +55,10 @@ class Cache:
         path, part = self._path(key), None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+            handle, part = tempfile.mkstemp(dir=path.parent, prefix=key, suffix=".part")
             with os.fdopen(handle, "wb") as raw, zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as file:
                 file.writestr(_FIGURES, json.dumps(figures))
-                if profile is not None:
-                    file.writestr(_PROFILE, profile)
+                file.writestr(_PROFILE, profile or b"")  # always there, so that one that is lost is missed
             Path(part).replace(path)
         except OSError:
             with suppress(OSError):
@@ -75,7 +75,8 @@ class Cache:
             yield
             return
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(OSError):  # of a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
             finally:
@@ -83,15 +84,15 @@ class Cache:
                     lock.unlink()  # who waits for it has it open, and looks into the cache next
 
     def size(self) -> tuple[int, int]:
-        """Compiles kept, and their bytes."""
-        sizes = [size for _, size, _ in self._entries()]
-        return len(sizes), sum(sizes)
+        """Compiles kept, and the bytes of all files."""
+        files = self._files()
+        return sum(path.suffix == ".zip" for *_, path in files), sum(size for _, size, _ in files)
 
     def trim(self, max_bytes: int = MAX_BYTES) -> None:
         """Removes what was used least recently until the rest is at most `max_bytes`."""
-        entries = sorted(self._entries())
-        total = sum(size for _, size, _ in entries)
-        for _, size, path in entries:
+        files = sorted(self._files())
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files:
             if total <= max_bytes:
                 return
             with suppress(OSError):
@@ -104,18 +105,18 @@ class Cache:
         Raises:
           OSError: they cannot be removed.
         """
-        for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
-            if path.suffix in (".zip", ".part"):
-                path.unlink(missing_ok=True)
+        for *_, path in self._files():
+            path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.zip"
 
-    def _entries(self) -> list[tuple[float, int, Path]]:
-        """When last used, bytes, and path of each compile."""
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """When last used, bytes, and path of each compile, and of what a killed process left behind."""
         found = []
-        for path in self.folder.glob("[0-9a-f][0-9a-f]/*.zip"):
+        for path in self.folder.glob(f"{_DIGIT * 2}/{_DIGIT * 64}*"):
             with suppress(OSError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
+                if path.suffix in (".zip", ".part", ".lock"):
+                    found.append((status.st_mtime, status.st_size, path))
         return found

@@ -1,5 +1,6 @@
 """Cases to records: which job first, and what a death means."""
 
+import itertools
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,8 @@ from mla_bench.versions import compiler_flags
 from mla_bench.worker import run_case
 
 _TICK_S = 0.2
+# Cases handed to the executor at once: enough for a cluster, and few enough to hold all their results.
+_AHEAD = 256
 
 
 @dataclass
@@ -47,11 +50,16 @@ class Sweep:
         worker processes, stay together. A case over which a worker dies has a record that says how.
         """
         ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
-        pending = {}
-        for case in in_order(self.cases):
-            future = self.executor.submit(run_job, self._job(case))
-            pending[future] = case
-            future.add_done_callback(ended.put)
+        pending: dict[Future, Case] = {}
+        waiting = iter(in_order(self.cases))
+
+        def submit(count: int) -> None:
+            for case in itertools.islice(waiting, count):
+                future = self.executor.submit(run_job, self._job(case))
+                pending[future] = case
+                future.add_done_callback(ended.put)
+
+        submit(_AHEAD)
         while pending and not stopped():
             for future, case in pending.items():
                 if future.running() and case not in self.running:
@@ -62,6 +70,7 @@ class Sweep:
                 continue
             case = pending.pop(future)
             self.running.pop(case, None)
+            submit(1)
             yield case, *_result(case, future)
 
     def running_ids(self) -> dict[str, float]:
