@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,15 +180,17 @@ def sweep(
         )
 
     say = _Say(quiet, as_json)
-    with run.locked():
-        run.reopen(command) if resume else run.begin(command, plain(chosen), cases)
-        todo = run.missing(cases)
-        say.plan(cases, todo)
-        if as_json:
-            say.records(record for record in run.records() if record["status"] not in FAILED)
-        with workers as pool, _cache(no_cache) as cache, _interrupts() as caught:
-            interrupted = _run_cases(say, run, Sweep(todo, pool, limits, cache), caught)
-        raise typer.Exit(_render(say, run, interrupted))
+    with ExitStack() as places:
+        pool = places.enter_context(workers)  # first: a cluster that does not answer leaves no run behind
+        with run.locked():
+            run.reopen(command) if resume else run.begin(command, plain(chosen), cases)
+            todo = run.missing(cases)
+            say.plan(cases, todo)
+            if as_json:
+                say.records(record for record in run.records() if record["status"] not in FAILED)
+            with places.pop_all(), _cache(no_cache) as cache, _interrupts() as caught:
+                interrupted = _run_cases(say, run, Sweep(todo, pool, limits, cache), caught)
+            raise typer.Exit(_render(say, run, interrupted))
 
 
 @contextmanager

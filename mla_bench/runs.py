@@ -26,6 +26,7 @@ from mla_bench.text import file_stem
 from mla_bench.versions import VERSIONS, compiler_flags, installed_version
 
 _PACKAGES = ("mla-bench", *VERSIONS, "flax", "xprof")
+_MANIFEST = {"scenario", "cases", "versions", "compiler_flags"}  # what is read of it
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class Run:
         """Readies a run that ended early, or with failures, for more records; a torn last line goes.
 
         Raises:
-          MlaBenchError: the versions or the compiler's flags here are not the run's, or the place cannot be
-            written.
+          MlaBenchError: the versions or the compiler's flags here are not the run's, a line is no record, or
+            the place cannot be written.
         """
-        manifest = self.manifest()
-        here = _surroundings()
+        manifest, here = self.manifest(), _surroundings()
+        self.records()
         for kind in ("versions", "compiler_flags"):
             then, now = manifest[kind], here[kind]
             for name in dict.fromkeys((*then, *now)):
@@ -107,9 +108,12 @@ class Run:
           MlaBenchError: there is none, or it cannot be read.
         """
         try:
-            return json.loads(self.manifest_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise MlaBenchError(f"{self.path} is no run of mla-bench: it has no readable run.json") from error
+            manifest = json.loads(self.manifest_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            manifest = None
+        if not isinstance(manifest, dict) or not _MANIFEST <= manifest.keys():
+            raise MlaBenchError(f"{self.path} is no run of mla-bench: it has no readable run.json")
+        return manifest
 
     @property
     def records_path(self) -> Path:
@@ -144,7 +148,8 @@ class Run:
           MlaBenchError: a line is no record; a last one that a killed process left half-written is none.
         """
         found: dict[str, dict[str, Any]] = {}
-        lines = self.records_path.read_bytes().split(b"\n")
+        with self._reporting("it is no run of mla-bench, or lost its records"):
+            lines = self.records_path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
             record = _parsed(line)
             if record:
@@ -240,7 +245,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and "case_id" in record else None
+    return record if isinstance(record, dict) and {"case_id", "status"} <= record.keys() else None
 
 
 def _git_revision() -> str | None:

@@ -1,26 +1,27 @@
 """A worker process: functions and items in through stdin, results out through a pipe of its own.
 
-Started by `engine.process` as `python -m mla_bench.serve FD`, with the environment of its target and both
-outputs in a file, so that nothing a compiler prints reaches a terminal and a crash's last lines can be told.
+Started by `engine.process` as `python -m mla_bench.serve FD FOLDER`, with the environment of its target and
+both outputs in a file, so that nothing a compiler prints reaches a terminal and a crash's last lines can be
+told.
 """
 
 import os
 import pickle
-import queue
+import select
 import shutil
 import signal
 import sys
-import tempfile
-import threading
+from contextlib import suppress
 from typing import BinaryIO
 
 
 def main(replies: BinaryIO) -> None:
     """Answers each (function, item) on stdin with ("returned", result) or ("raised", exception)."""
-    tasks: queue.SimpleQueue = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(sys.stdin.buffer, tasks), daemon=True).start()
     while True:
-        function, item = tasks.get()
+        try:
+            function, item = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
         # Emptied of what earlier items wrote.
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
@@ -32,15 +33,30 @@ def main(replies: BinaryIO) -> None:
         replies.flush()
 
 
-def _receive(source: BinaryIO, tasks: queue.SimpleQueue) -> None:
-    """Queues what arrives; when the parent is gone, however it went, so is this process, busy or not."""
-    try:
-        while True:
-            tasks.put(pickle.load(source))
-    except EOFError:
-        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)  # the parent made it for this worker
-        os.killpg(0, signal.SIGKILL)
+def _guard(replies: int, scratch: str) -> None:
+    """Leaves a process that ends this one and its children when the parent is gone, however it went.
+
+    No thread: it would wait for as long as a call into C holds the interpreter. And no child of this
+    process: a graph may wait for its own.
+    """
+    worker = os.getpid()
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    os.close(replies)
+    parent = select.poll()
+    parent.register(0, 0)  # its end alone, not what it sends
+    parent.poll()
+    with suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main(os.fdopen(int(sys.argv[1]), "wb"))
+    fd, folder = int(sys.argv[1]), sys.argv[2]
+    _guard(fd, folder)
+    os.set_inheritable(fd, False)  # a child that outlives a crash must not hide it
+    main(os.fdopen(fd, "wb"))

@@ -82,9 +82,9 @@ class _Workers:
                 raise CancelledError
             fitting = next((entry for entry in self._idle if entry[0] == key), None)
             leaving = fitting or (self._idle[0] if self._idle else None)
+            process = fitting[1] if fitting else WorkerProcess(environment)
             if leaving:
                 self._idle.remove(leaving)
-            process = fitting[1] if fitting else WorkerProcess(environment)
             self._busy.add(process)
         if leaving and not fitting:
             leaving[1].close()

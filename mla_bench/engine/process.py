@@ -25,7 +25,8 @@ import psutil
 from mla_bench.units import format_bytes, format_seconds
 
 _STDERR_LINES, _STDERR_BYTES = 5, 2**16
-_LOOK_S = 0.1  # between two looks at a worker's memory
+_LOOK_S = 0.1  # between two looks at a worker
+_END_S = 10.0  # from the end of a worker's pipe to its own
 # Severity, date, time, thread and source line, which the compiler puts before its words.
 _LOG_PREFIX = re.compile(r"^[IWEF]\d{4} \S+\s+\d+ \S+\] ")
 _NO_MEMORY = re.compile(r"std::bad_alloc|cannot allocate memory|MemoryError", re.IGNORECASE)
@@ -65,18 +66,20 @@ class WorkerProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         reader, writer = os.pipe()
         self._replies = os.fdopen(reader, "rb")
-        self._process = subprocess.Popen(
-            # -P: a file of the current folder that is named as a package must not hide it.
-            [sys.executable, "-P", "-m", "mla_bench.serve", str(writer)],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=self._output,
-            pass_fds=(writer,),
-            env={**variables, "TMPDIR": self._scratch.name},
-            # Its own group, so that its children go with it, and an interrupt is the parent's to handle.
-            start_new_session=True,
-        )
-        os.close(writer)
+        try:
+            self._process = subprocess.Popen(
+                # -P: a file of the current folder that is named as a package must not hide it.
+                [sys.executable, "-P", "-m", "mla_bench.serve", str(writer), self._scratch.name],
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(writer,),
+                env={**variables, "TMPDIR": self._scratch.name},
+                # Its own group, so that its children go with it, and an interrupt is the parent's to handle.
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
 
     def call(self, function: Callable[[Any], Any], item: Any, limits: Limits = NO_LIMITS) -> Any:
         """`function(item)` in the process, or the `Death` that it died over it; then it is of no more use.
@@ -93,6 +96,8 @@ class WorkerProcess:
         except BrokenPipeError:  # it died while idle, or as it started
             return self._death(killed_before, held)
         while not wait([self._replies.fileno()], _LOOK_S):
+            if self._process.poll() is not None:  # and a child of it keeps the pipe open
+                return self._death(killed_before, held)
             held = max(held, self.memory_bytes())
             if limits.memory_bytes and held > limits.memory_bytes:
                 over = f"{format_bytes(held)} held, {format_bytes(limits.memory_bytes)} allowed for a job"
@@ -136,18 +141,22 @@ class WorkerProcess:
         return Death(death.status, " | ".join([death.words, *self._last_lines()]))
 
     def _death(self, killed_before: int, held: int) -> Death:
-        exitcode = self._process.wait()
+        try:
+            exitcode = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # it closed the pipe alone
+            self.kill()
+            exitcode = self._process.wait()
         last = self._last_lines()
         how = f"worker ended itself with exit code {exitcode}"
         if exitcode < 0:
             how = f"worker died of {signal.Signals(-exitcode).name}"
         if exitcode == -signal.SIGKILL and held:
             how += f", {format_bytes(held)} of host memory held"
-        if _NO_MEMORY.search(" ".join(last)) or (
-            exitcode == -signal.SIGKILL and _kernel_kills() > killed_before
-        ):
+        killed_by_kernel = exitcode == -signal.SIGKILL and _kernel_kills() > killed_before
+        no_memory = killed_by_kernel or bool(_NO_MEMORY.search(" ".join(last)))
+        if no_memory:
             how = f"out of host memory: {how}"
-        return Death("crashed" if exitcode < 0 else "error", " | ".join([how, *last]))
+        return Death("crashed" if exitcode < 0 or no_memory else "error", " | ".join([how, *last]))
 
     def _last_lines(self) -> list[str]:
         size = os.fstat(self._output.fileno()).st_size

@@ -3,6 +3,7 @@
 Drawn with matplotlib's figures alone, never through pyplot, so that no display and no backend matters.
 """
 
+import gc
 import re
 import textwrap
 from collections.abc import Callable, Iterable
@@ -62,6 +63,7 @@ def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
     for plot in (plot for group in groups(rows_of(frame)) for plot in planned(group)):
         with mpl.rc_context(STYLE):
             plot.draw(plot.group, plot.title).savefig(directory / plot.name, format="png")
+        gc.collect()  # a figure holds itself, and a wide sweep has many
         paths.append(directory / plot.name)
     return paths
 
