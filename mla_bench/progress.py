@@ -28,7 +28,7 @@ class Pace:
 
     costs: Mapping[str, float]
     statuses: Counter[str] = field(default_factory=Counter)
-    _started: float = field(default_factory=time.monotonic)
+    _started: float = field(default_factory=lambda: time.monotonic())
     _left: dict[str, float] = field(default_factory=dict)
     _done: float = 0.0
     _last: float = 0.0
@@ -55,8 +55,9 @@ class Pace:
         """Estimate; None before anything tells."""
         if not self._done or not self._left:
             return None
-        rate = self._done / (self._last - self._started)
-        return max(0.0, sum(self._left.values()) / rate - (time.monotonic() - self._last))
+        so_far = self._last - self._started
+        left = so_far * sum(self._left.values()) / self._done
+        return max(0.0, left - (time.monotonic() - self._last))
 
     def words(self) -> str:
         """What is left, and what did not end well."""
@@ -71,7 +72,12 @@ class _View(Progress):
 
     def __init__(self, console: Console, pace: Pace, running: Callable[[], Mapping[str, float]]) -> None:
         self.pace, self.running = pace, running
-        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+        columns = (
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
         super().__init__(*columns, console=console, transient=True)
         self.add_task("", total=len(pace.costs))
 
