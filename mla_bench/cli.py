@@ -1,32 +1,16 @@
 """The command line: parses, calls and renders. Heavy packages are imported inside the commands."""
 
 import io
-import json
 import math
-import os
-import shlex
-import signal
 import sys
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mla_bench.errors import MlaBenchError, NotWrittenError
+from mla_bench.errors import MlaBenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
-    from contextlib import AbstractContextManager
-
-    from pandas import DataFrame
-    from rich.console import Console
-
-    from mla_bench.cache import Cache
-    from mla_bench.case import Case
-    from mla_bench.engine.sweep import Sweep
-    from mla_bench.runs import Run
     from mla_bench.scenario import Scenario
 
 app = typer.Typer(
@@ -141,11 +125,13 @@ def sweep(
     ] = False,
 ) -> None:
     """Compile every case of a sweep for its target and compare chunked with native HBM."""
+    from mla_bench.engine.jobs import choose_executor
     from mla_bench.engine.process import Limits
     from mla_bench.engine.sweep import Sweep
     from mla_bench.record import FAILED
     from mla_bench.runs import Run, default_path
     from mla_bench.scenario import expand, plain, scenario_of
+    from mla_bench.session import Output, interrupts, kept_compiles, render, run_cases
     from mla_bench.units import parse_bytes, parse_seconds
 
     command = ["mla-bench", *sys.argv[1:]]
@@ -163,7 +149,7 @@ def sweep(
         "impl": impl,
     }
     limits = Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
-    workers = _workers(executor, jobs, limits.memory_bytes)
+    workers = choose_executor(executor, jobs, limits.memory_bytes)
     if executor and no_cache:
         raise MlaBenchError("--no-cache does not go with --executor: the cache is each machine's own")
     if resume and out is None:
@@ -179,184 +165,23 @@ def sweep(
             "with --out: what is compiled already comes from the cache"
         )
 
-    say = _Say(quiet, as_json)
-    with ExitStack() as places:
-        pool = places.enter_context(workers)  # first: a cluster that does not answer leaves no run behind
-        with run.locked():
-            run.reopen(command) if resume else run.begin(command, plain(chosen), cases)
-            todo = run.missing(cases)
-            say.plan(cases, todo)
-            if as_json:
-                say.records(record for record in run.records() if record["status"] not in FAILED)
-            with places.pop_all(), _cache(no_cache) as cache, _interrupts() as caught:
-                interrupted = _run_cases(say, run, Sweep(todo, pool, limits, cache), caught)
-            raise typer.Exit(_render(say, run, interrupted))
-
-
-@contextmanager
-def _cache(no_cache: bool) -> "Iterator[Cache | None]":
-    """The user's, kept within its bound; or one for this sweep alone, so that equal programs compile once."""
-    from tempfile import TemporaryDirectory
-
-    from mla_bench.cache import Cache, default_folder
-
-    if no_cache:
-        with TemporaryDirectory(prefix="mla-bench-") as folder:
-            yield Cache(Path(folder))
-        return
-    yield None
-    Cache(default_folder()).trim()
-
-
-def _workers(
-    executor: str | None, jobs: int | None, memory_per_job: int | None
-) -> "AbstractContextManager[Executor]":
-    """What runs the cases, not begun yet.
-
-    Raises:
-      MlaBenchError: the flags do not go together.
-    """
-    from mla_bench.engine.jobs import dask_executor, default_jobs, local_executor
-
-    if executor is not None:
-        if jobs is not None:
-            raise MlaBenchError("--jobs is of this machine's workers; a cluster has its own number of them")
-        return dask_executor(executor)
-    if jobs is not None and jobs < 1:
-        raise MlaBenchError(f"--jobs: {jobs} is no number of jobs; write 1 or more")
-    return local_executor(jobs or default_jobs(memory_per_job))
-
-
-@contextmanager
-def _interrupts() -> "Iterator[list[int]]":
-    """Signals that came to end the program; the first waits until it is asked for, a second one does not."""
-    caught: list[int] = []
-
-    def catch(number: int, _: object) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    previous = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    say = Output(quiet, as_json)
+    # The workers first: a cluster that does not answer leaves no run behind.
+    with workers as pool, run.locked():
+        run.reopen(command) if resume else run.begin(command, plain(chosen), cases)
+        todo = run.missing(cases)
+        say.plan(cases, todo)
+        if as_json:
+            say.records(record for record in run.records() if record["status"] not in FAILED)
+        with kept_compiles(no_cache) as cache, interrupts() as caught:
+            interrupted = run_cases(say, run, Sweep(todo, pool, limits, cache), caught)
+        raise typer.Exit(render(say, run, interrupted))
 
 
 def _scenario(path: Path | None) -> "Scenario":
     from mla_bench.scenario import Scenario, load_scenario
 
     return load_scenario(path) if path else Scenario()
-
-
-def _console(stderr: bool = False) -> "Console":
-    from rich.console import Console
-
-    class Patient(Console):
-        """A console whose reader may leave: what is measured then still goes on, and to the disk."""
-
-        def on_broken_pipe(self) -> None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-
-    # What is printed is text: brackets are no markup, and figures need no colours of their own.
-    return Patient(markup=False, highlight=False, stderr=stderr)
-
-
-class _Say:
-    """What a sweep prints, and where: tables or, for programs, records alone."""
-
-    def __init__(self, quiet: bool, as_json: bool) -> None:
-        self.as_json = as_json
-        self.console = _console()
-        self.beside = _console(stderr=True) if as_json else self.console
-        self.quiet = quiet or (as_json and not self.beside.is_terminal)
-
-    def plan(self, cases: "Sequence[Case]", todo: "Sequence[Case]") -> None:
-        """What was understood, whole numbers included, before anything slow begins."""
-        from mla_bench.units import format_size
-
-        def listed(values: list) -> str:
-            return ", ".join(dict.fromkeys(values))
-
-        if self.quiet:
-            return
-        lengths = listed([f"{case.seq_len} ({format_size(case.seq_len)})" for case in cases])
-        there = f"; {len(cases) - len(todo)} are there already" if len(todo) < len(cases) else ""
-        models = listed([case.model.name for case in cases])
-        self.beside.print(
-            f"{len(cases)} case{'s' if len(cases) > 1 else ''} of {models}"
-            f" for {listed([case.target for case in cases])}: sequence length {lengths};"
-            f" head chunk {listed([str(case.head_chunk) for case in cases])}{there}",
-        )
-
-    def records(self, records: "Iterable[Mapping[str, Any]]") -> None:
-        """Records as lines of JSON."""
-        for record in records:
-            self.console.print(json.dumps(record), soft_wrap=True)
-
-    def result(self, *what: Any) -> None:
-        """A line or a table of the result."""
-        if not self.as_json:
-            self.console.print(*what, soft_wrap=len(what) == 1 and isinstance(what[0], str))
-
-
-def _run_cases(say: _Say, run: "Run", sweep: "Sweep", caught: "Sequence[int]") -> bool:
-    """Runs and records cases; True when an interrupt ended that early."""
-    from mla_bench.engine.sweep import expected_cost
-    from mla_bench.progress import progress, record_line
-
-    costs = {case.case_id: expected_cost(case) for case in sweep.cases}
-    with progress(say.beside, costs, sweep.running_ids, say.quiet) as ended:
-        for case, record, profile in sweep.results(lambda: bool(caught)):
-            run.keep(record, profile)
-            if say.as_json:
-                say.records([record.to_json()])
-            ended(case.case_id, record.status, record_line(record), not record.cached)
-    return bool(caught)
-
-
-def _render(say: _Say, run: "Run", interrupted: bool) -> int:
-    """Prints table and closing words, writes summary and plots; the exit code."""
-    from mla_bench.record import FAILED
-    from mla_bench.report import closing, terminal_tables, to_frame
-
-    records, planned = run.records(), len(run.manifest()["cases"])
-    again = f"Go on with: mla-bench sweep --out {shlex.quote(str(run.path))} --resume"
-    if not records:
-        say.result(f"Interrupted before the first case ended. {again}")
-        return 130
-    frame = to_frame(records)
-    missing = f"Interrupted: {len(records)} of {planned} cases ended." if len(records) < planned else ""
-    written = _write(run, frame, missing)
-    say.result()
-    say.result(terminal_tables(frame))
-    for sentence in closing(frame):
-        say.result(sentence)
-    say.result(f"\nWritten to {run.path}: {written}.")
-    failed = any(record["status"] in FAILED for record in records)
-    if missing:
-        say.result(f"{missing} {again}")
-    return 130 if interrupted else 1 if failed else 0
-
-
-def _write(run: "Run", frame: "DataFrame", missing: str) -> str:
-    """Writes summary, which begins with what is `missing`, and plots; says what is there."""
-    from mla_bench.report import summary_markdown, write_csv, write_plots
-
-    try:
-        write_csv(frame, run.path / "summary.csv")
-        (run.path / "summary.md").write_text(
-            "\n\n".join(filter(None, (missing, summary_markdown(frame)))), encoding="utf-8"
-        )
-        plots = len(write_plots(frame, run.path / "plots"))
-    except OSError as error:
-        raise NotWrittenError(
-            f"cannot write summary and plots into {run.path}: {error.strerror}; the records are kept"
-        ) from error
-    pictures = f" and {plots} plot{'s' if plots > 1 else ''}" if plots else ""
-    return f"records.jsonl, summary.md, summary.csv{pictures}"
 
 
 @app.command(
@@ -379,6 +204,7 @@ def parity(
     ] = None,
 ) -> None:
     """Run every variant on the CPU, with the model's heads and tiny features, against a float64 reference."""
+    from mla_bench.console import open_console
     from mla_bench.engine.parity import check_parity
     from mla_bench.progress import progress
     from mla_bench.report.parity import parity_tables, verdict
@@ -399,7 +225,7 @@ def parity(
         dtype=dtype,
         impl=impl,
     )
-    cases, console, checked = expand(chosen), _console(), []
+    cases, console, checked = expand(chosen), open_console(), []
     with progress(console, {case.case_id: 1.0 for case in cases}) as ended:
         for case, row in check_parity(cases, tolerance):
             checked.append((case, row))
@@ -419,11 +245,12 @@ app.add_typer(cache_app, name="cache")
 def cache_info() -> None:
     """Say where the cache is, and how much is in it."""
     from mla_bench.cache import MAX_BYTES, Cache, default_folder
+    from mla_bench.console import open_console
     from mla_bench.units import format_bytes
 
     cache = Cache(default_folder())
     compiles, size = cache.size()
-    _console().print(
+    open_console().print(
         f"{cache.folder}: {compiles} compiles, {format_bytes(size)} of at most {format_bytes(MAX_BYTES)}",
         soft_wrap=True,
     )
@@ -433,6 +260,7 @@ def cache_info() -> None:
 def cache_clear() -> None:
     """Remove all that is in the cache."""
     from mla_bench.cache import Cache, default_folder
+    from mla_bench.console import open_console
 
     cache = Cache(default_folder())
     compiles, _ = cache.size()
@@ -440,7 +268,7 @@ def cache_clear() -> None:
         cache.clear()
     except OSError as error:
         raise MlaBenchError(f"cannot clear {cache.folder}: {error.strerror}") from error
-    _console().print(f"{cache.folder}: {compiles} compiles removed", soft_wrap=True)
+    open_console().print(f"{cache.folder}: {compiles} compiles removed", soft_wrap=True)
 
 
 @app.command()
@@ -448,29 +276,32 @@ def targets(
     names: Annotated[list[str] | None, typer.Argument(help="Names to resolve, such as v5p-128.")] = None,
 ) -> None:
     """List what can be compiled for, with HBM limits, and what a name resolves to."""
+    from mla_bench.console import open_console
     from mla_bench.report.lists import target_table
     from mla_bench.targets import named_targets
 
-    _console().print(target_table(named_targets(names)))
+    open_console().print(target_table(named_targets(names)))
 
 
 @app.command()
 def models() -> None:
     """List the models and where their dimensions come from."""
+    from mla_bench.console import open_console
     from mla_bench.models import MODELS
     from mla_bench.report.lists import model_table
 
-    _console().print(model_table(MODELS.values()))
+    open_console().print(model_table(MODELS.values()))
 
 
 @app.command()
 def doctor() -> None:
     """Say which versions are here, what is missing, and how to get it."""
+    from mla_bench.console import open_console
     from mla_bench.doctor import examine
     from mla_bench.report.lists import doctor_table
 
     findings = examine()
-    _console().print(doctor_table(findings))
+    open_console().print(doctor_table(findings))
     raise typer.Exit(0 if all(finding.ok for finding in findings if finding.required) else 1)
 
 

@@ -57,7 +57,7 @@ def compare(case: Case, tolerance: float | None = None, seed: int = 0) -> Parity
     """
     try:
         return _judge(replace(case, xla_options=()), tolerance, seed)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an implementation raises
+    except BaseException as error:  # noqa: BLE001 - whatever an implementation raises
         return ParityRow(FAIL, error_words(error))
 
 

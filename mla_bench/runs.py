@@ -111,7 +111,7 @@ class Run:
             manifest = json.loads(self.manifest_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             manifest = None
-        if not isinstance(manifest, dict) or not _MANIFEST <= manifest.keys():
+        if not isinstance(manifest, dict) or not manifest.keys() >= _MANIFEST:
             raise MlaBenchError(f"{self.path} is no run of mla-bench: it has no readable run.json")
         return manifest
 
@@ -145,11 +145,14 @@ class Run:
         """The last record of each case, in the order of the sweep.
 
         Raises:
-          MlaBenchError: a line is no record; a last one that a killed process left half-written is none.
+          MlaBenchError: they cannot be read, or a line is no record; a last one that a killed process left
+            half-written is none.
         """
         found: dict[str, dict[str, Any]] = {}
-        with self._reporting("it is no run of mla-bench, or lost its records"):
+        try:
             lines = self.records_path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise MlaBenchError(f"cannot read {self.records_path}: {error.strerror}") from error
         for number, line in enumerate(lines, start=1):
             record = _parsed(line)
             if record:
@@ -172,6 +175,8 @@ class Run:
             raise MlaBenchError(
                 f"{self.path} is in use by {owner}; name another folder with --out"
             ) from error
+        except OSError:  # a file system that knows no locks
+            return
 
     def _append(self, line: bytes) -> None:
         """Adds `line` and syncs it; where the disk does not take all of it, none of it stays."""

@@ -15,11 +15,11 @@ from contextlib import suppress
 from typing import BinaryIO
 
 
-def main(replies: BinaryIO) -> None:
-    """Answers each (function, item) on stdin with ("returned", result) or ("raised", exception)."""
+def main(tasks: BinaryIO, replies: BinaryIO) -> None:
+    """Answers each (function, item) of `tasks` with ("returned", result) or ("raised", exception)."""
     while True:
         try:
-            function, item = pickle.load(sys.stdin.buffer)
+            function, item = pickle.load(tasks)
         except EOFError:
             return
         # Emptied of what earlier items wrote.
@@ -58,5 +58,9 @@ def _guard(replies: int, scratch: str) -> None:
 if __name__ == "__main__":
     fd, folder = int(sys.argv[1]), sys.argv[2]
     _guard(fd, folder)
-    os.set_inheritable(fd, False)  # a child that outlives a crash must not hide it
-    main(os.fdopen(fd, "wb"))
+    # Both are kept from the children that a graph may have: one that reads must not take an item, and one
+    # that outlives a crash must not hide it.
+    stdin = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.set_inheritable(fd, False)
+    main(stdin, os.fdopen(fd, "wb"))

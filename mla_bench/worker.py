@@ -49,7 +49,7 @@ def run_case(case: Case, cache: Cache | None = None) -> tuple[Record, bytes | No
         figures, profile = _measure(case, cache or Cache(default_folder()), known)
     except MemoryError as error:
         return Record.of(case, "crashed", error=f"out of host memory: {error_words(error)}", **known), None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a graph or a compiler raises
+    except BaseException as error:  # noqa: BLE001 - whatever a graph or a compiler raises
         return Record.of(case, "error", error=error_words(error), **known), None
     notes = known.pop("note"), figures.pop("remark")
     note = "; ".join(filter(None, notes)) or None
@@ -72,7 +72,7 @@ def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures,
     graph = load_implementation(case.impl)(case)
     if not isinstance(graph, Graph):
         raise TypeError(f"{case.impl} returned a {type(graph).__name__}, not an mla_bench.Graph")
-    known |= {"chunk_applies": graph.chunk_applies, "note": graph.note or None}
+    known |= {"chunk_applies": bool(graph.chunk_applies), "note": str(graph.note or "") or None}
 
     name = file_stem(case.case_id)
     start = time.perf_counter()

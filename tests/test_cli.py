@@ -145,10 +145,7 @@ def test_a_terminal_that_wants_it_plain_gets_no_colours(variables, tmp_path):
     os.close(reader)
     assert process.wait() == 0
     assert b"host memory" in shown
-    colours = re.findall(rb"\x1b\[[0-9;]*m", shown)
-    assert all(not re.search(rb"3[0-7]|38|4[0-7]", colour) for colour in colours)
-    if variables["TERM"] == "dumb":
-        assert b"\x1b" not in shown
+    assert b"\x1b" not in shown
 
 
 def test_a_graph_that_fails_costs_one_case(tmp_path):

@@ -81,7 +81,13 @@ class WorkerProcess:
         finally:
             os.close(writer)
 
-    def call(self, function: Callable[[Any], Any], item: Any, limits: Limits = NO_LIMITS) -> Any:
+    def call(
+        self,
+        function: Callable[[Any], Any],
+        item: Any,
+        limits: Limits = NO_LIMITS,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Any:
         """`function(item)` in the process, or the `Death` that it died over it; then it is of no more use.
 
         Raises:
@@ -102,6 +108,8 @@ class WorkerProcess:
             if limits.memory_bytes and held > limits.memory_bytes:
                 over = f"{format_bytes(held)} held, {format_bytes(limits.memory_bytes)} allowed for a job"
                 return self._kill(Death("crashed", f"out of host memory: {over}"))
+            if cancelled():
+                return self._kill(Death("crashed", "cancelled"))
             if time.monotonic() > deadline:
                 return self._kill(Death("timeout", f"not done after {format_seconds(limits.seconds or 0)}"))
         try:

@@ -55,7 +55,11 @@ class Sweep:
 
         def submit(count: int) -> None:
             for case in itertools.islice(waiting, count):
-                future = self.executor.submit(run_job, self._job(case))
+                try:
+                    future = self.executor.submit(run_job, self._job(case))
+                except Exception as error:  # noqa: BLE001 - the executor's own: a pool or a cluster that is gone
+                    future = Future()
+                    future.set_exception(error)
                 pending[future] = case
                 future.add_done_callback(ended.put)
 
@@ -102,7 +106,7 @@ def _result(case: Case, future: Future) -> tuple[Record, bytes | None]:
     try:
         outcome = future.result()
     except (Exception, CancelledError) as error:  # noqa: BLE001 - the executor's own: a cluster that is gone
-        words = one_line(f"{type(error).__name__}: {error}")
+        words = one_line(": ".join(filter(None, (type(error).__name__, str(error)))))
         return Record.of(case, "crashed", error=f"the executor lost the case: {words}"), None
     if isinstance(outcome, Death):
         return Record.of(case, outcome.status, error=outcome.words), None

@@ -1,0 +1,142 @@
+"""A sweep as a person sees it: from what was understood to the exit code."""
+
+import json
+import shlex
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from mla_bench.cache import Cache, default_folder
+from mla_bench.case import Case
+from mla_bench.console import open_console
+from mla_bench.engine.sweep import Sweep, expected_cost
+from mla_bench.errors import NotWrittenError
+from mla_bench.progress import progress, record_line
+from mla_bench.record import FAILED
+from mla_bench.runs import Run
+from mla_bench.units import format_size
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Output:
+    """What a sweep prints, and where: tables or, for programs, records alone."""
+
+    def __init__(self, quiet: bool, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = open_console()
+        self.beside = open_console(stderr=True) if as_json else self.console
+        self.quiet = quiet or (as_json and not self.beside.is_terminal)
+
+    def plan(self, cases: Sequence[Case], todo: Sequence[Case]) -> None:
+        """What was understood, whole numbers included, before anything slow begins."""
+
+        def listed(values: list) -> str:
+            return ", ".join(dict.fromkeys(values))
+
+        if self.quiet:
+            return
+        lengths = listed([f"{case.seq_len} ({format_size(case.seq_len)})" for case in cases])
+        there = f"; {len(cases) - len(todo)} are there already" if len(todo) < len(cases) else ""
+        models = listed([case.model.name for case in cases])
+        self.beside.print(
+            f"{len(cases)} case{'s' if len(cases) > 1 else ''} of {models}"
+            f" for {listed([case.target for case in cases])}: sequence length {lengths};"
+            f" head chunk {listed([str(case.head_chunk) for case in cases])}{there}",
+        )
+
+    def records(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Records as lines of JSON."""
+        for record in records:
+            self.console.print(json.dumps(record), soft_wrap=True)
+
+    def result(self, *what: Any) -> None:
+        """A line or a table of the result."""
+        if not self.as_json:
+            self.console.print(*what, soft_wrap=len(what) == 1 and isinstance(what[0], str))
+
+
+def run_cases(say: Output, run: Run, sweep: Sweep, caught: Sequence[int]) -> bool:
+    """Runs and records cases; True when an interrupt ended that early."""
+    costs = {case.case_id: expected_cost(case) for case in sweep.cases}
+    with progress(say.beside, costs, sweep.running_ids, say.quiet) as ended:
+        for case, record, profile in sweep.results(lambda: bool(caught)):
+            run.keep(record, profile)
+            if say.as_json:
+                say.records([record.to_json()])
+            ended(case.case_id, record.status, record_line(record), not record.cached)
+    return bool(caught)
+
+
+def render(say: Output, run: Run, interrupted: bool) -> int:
+    """Prints table and closing words, writes summary and plots; the exit code."""
+    from mla_bench.report import closing, terminal_tables, to_frame
+
+    records, planned = run.records(), len(run.manifest()["cases"])
+    again = f"Go on with: mla-bench sweep --out {shlex.quote(str(run.path))} --resume"
+    if not records:
+        say.result(f"Interrupted before the first case ended. {again}")
+        return 130
+    frame = to_frame(records)
+    missing = f"Interrupted: {len(records)} of {planned} cases ended." if len(records) < planned else ""
+    written = _write(run, frame, missing)
+    say.result()
+    say.result(terminal_tables(frame))
+    for sentence in closing(frame):
+        say.result(sentence)
+    say.result(f"\nWritten to {run.path}: {written}.")
+    failed = any(record["status"] in FAILED for record in records)
+    if missing:
+        say.result(f"{missing} {again}")
+    return 130 if interrupted else 1 if failed else 0
+
+
+@contextmanager
+def kept_compiles(no_cache: bool) -> Iterator[Cache | None]:
+    """The user's, kept within its bound; or one for this sweep alone, so that equal programs compile once."""
+    if no_cache:
+        with TemporaryDirectory(prefix="mla-bench-") as folder:
+            yield Cache(Path(folder))
+        return
+    yield None
+    Cache(default_folder()).trim()
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Signals that came to end the program; the first waits until it is asked for, a second one does not."""
+    caught: list[int] = []
+
+    def catch(number: int, _: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    previous = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _write(run: Run, frame: "DataFrame", missing: str) -> str:
+    """Writes summary, which begins with what is `missing`, and plots; says what is there."""
+    from mla_bench.report import summary_markdown, write_csv, write_plots
+
+    try:
+        write_csv(frame, run.path / "summary.csv")
+        (run.path / "summary.md").write_text(
+            "\n\n".join(filter(None, (missing, summary_markdown(frame)))), encoding="utf-8"
+        )
+        plots = len(write_plots(frame, run.path / "plots"))
+    except OSError as error:
+        raise NotWrittenError(
+            f"cannot write summary and plots into {run.path}: {error.strerror}; the records are kept"
+        ) from error
+    pictures = f" and {plots} plot{'s' if plots > 1 else ''}" if plots else ""
+    return f"records.jsonl, summary.md, summary.csv{pictures}"
