@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_bench.errors import MlaBenchError
-from mla_bench.units import GIB, format_gib, format_size, parse_size
+from mla_bench.units import (
+    GIB,
+    format_bytes,
+    format_gib,
+    format_seconds,
+    format_size,
+    parse_bytes,
+    parse_seconds,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -90,3 +99,42 @@ def test_any_text_is_a_positive_size_or_refused(text):
 )
 def test_memory_is_shown_in_gib(size_bytes, shown):
     assert format_gib(size_bytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("8g", 2**33), ("8G", 2**33), ("8 GiB", 2**33), ("1.5g", 3 * 2**29), ("512m", 2**29)]
+)
+def test_amounts_of_memory_are_binary(text, amount):
+    assert parse_bytes(text) == amount
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)])
+def test_times_have_a_unit_or_are_seconds(text, seconds):
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8", "-1g", "0g", "g", "8gg", "8 gigabytes", "9" * 5000 + "g", "nan", "0.000001k"]
+)
+def test_what_is_no_amount_of_memory_is_refused(text):
+    with pytest.raises(MlaBenchError, match="8GiB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "10 minutes", "1d", "nan", "inf", "9" * 5000])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(MlaBenchError, match="10m"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(3, "3 s"), (8.24, "8.24 s"), (60, "1 min"), (200, "3 min 20 s"), (3900, "1 h 05 min")],
+)
+def test_times_are_said_in_words(seconds, words):
+    assert format_seconds(seconds) == words
+
+
+def test_bytes_are_shown_with_their_unit():
+    assert format_bytes(2**20) == "1.0 MiB"
+    assert format_bytes(3 * 2**29) == "1.50 GiB"
