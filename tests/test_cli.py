@@ -4,10 +4,8 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import pandas as pd
 import pytest
@@ -213,38 +211,6 @@ def test_no_implementation_sees_what_another_imported_or_set(tmp_path):
 @pytest.mark.parametrize("bound", ["nan", "inf", "-1"])
 def test_a_tolerance_that_bounds_nothing_is_refused(bound):
     assert "--tolerance" in one_line_refusal(mla_bench("parity", "--tolerance", bound))
-
-
-@pytest.mark.parametrize("ended", [0, 1])
-def test_an_interrupt_shows_what_is_there(ended, tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import time\n"
-        "from mla_bench.graphs import build as built_in\n"
-        "def build(case):\n"
-        f"    if case.head_chunk >= {ended}:\n"
-        f"        open({str(tmp_path / 'reached')!r}, 'w').close()\n"
-        "        time.sleep(600)\n"
-        "    return built_in(case)\n"
-    )
-    flags = (*LOCAL, "--workload", "indexer", "--seq", "32", "--chunk", "0,1", "--out", tmp_path / "run")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mla_bench", *map(str, flags), "--impl", f"{tmp_path / 'slow.py'}:build"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "reached").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Interrupted" in shown
-    assert errors == ""
-    assert len((tmp_path / "run" / "records.jsonl").read_text().splitlines()) == ended
-    if ended:
-        assert (tmp_path / "run" / "summary.md").read_text().startswith("Interrupted: 1 of 2 cases ended.")
 
 
 def test_a_reader_that_leaves_early_costs_no_case(tmp_path):
