@@ -26,9 +26,13 @@ def default_folder() -> Path:
     """`MLA_BENCH_CACHE`, or `mla-bench` in the user's cache folder."""
     if chosen := os.environ.get("MLA_BENCH_CACHE"):
         return Path(chosen)
-    home = Path.home()
-    usual = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "mla-bench"
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "mla-bench"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without one, as in some containers
+        return Path(tempfile.gettempdir()) / f"mla-bench-{os.getuid()}"
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "mla-bench"
 
 
 @dataclass(frozen=True)

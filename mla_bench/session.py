@@ -54,10 +54,10 @@ class Output:
         for record in records:
             self.console.print(json.dumps(record), soft_wrap=True)
 
-    def result(self, *what: Any) -> None:
-        """A line or a table of the result."""
+    def result(self, what: Any = "", whole: bool = False) -> None:
+        """A sentence or a table of the result; a line with a path that is to be copied stays `whole`."""
         if not self.as_json:
-            self.console.print(*what, soft_wrap=len(what) == 1 and isinstance(what[0], str))
+            self.console.print(what, soft_wrap=whole)
 
 
 def run_cases(say: Output, run: Run, sweep: Sweep, caught: Sequence[int]) -> bool:
@@ -79,19 +79,20 @@ def render(say: Output, run: Run, interrupted: bool) -> int:
     records, planned = run.records(), len(run.manifest()["cases"])
     again = f"Go on with: mla-bench sweep --out {shlex.quote(str(run.path))} --resume"
     if not records:
-        say.result(f"Interrupted before the first case ended. {again}")
+        say.result("Interrupted before the first case ended.")
+        say.result(again, whole=True)
         return 130
     frame = to_frame(records)
     missing = f"Interrupted: {len(records)} of {planned} cases ended." if len(records) < planned else ""
-    written = _write(run, frame, missing)
     say.result()
     say.result(terminal_tables(frame))
     for sentence in closing(frame):
         say.result(sentence)
-    say.result(f"\nWritten to {run.path}: {written}.")
+    say.result(f"\nWritten to {run.path}: {_write(run, frame, missing)}.", whole=True)
     failed = any(record["status"] in FAILED for record in records)
     if missing:
-        say.result(f"{missing} {again}")
+        say.result(missing)
+        say.result(again, whole=True)
     return 130 if interrupted else 1 if failed else 0
 
 

@@ -4,6 +4,7 @@ The executor's own workers only wait: each job runs in a process of this module'
 executor chose. So an abort of the compiler kills neither a thread here nor a worker of a cluster.
 """
 
+import logging
 import os
 import re
 import sys
@@ -169,6 +170,9 @@ def dask_executor(address: str) -> Iterator[Executor]:
         from distributed import Client
     except ImportError as error:
         raise MlaBenchError("--executor dask:// needs distributed: pip install 'mla-bench[dask]'") from error
+    # What is lost stands in the records; its log would come between the lines.
+    for log in ("distributed", "distributed.client"):
+        logging.getLogger(log).setLevel(logging.CRITICAL)
     try:
         client = Client(f"tcp://{place[1]}", timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:

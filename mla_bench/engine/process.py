@@ -25,7 +25,7 @@ import psutil
 from mla_bench.units import format_bytes, format_seconds
 
 _STDERR_LINES, _STDERR_BYTES = 5, 2**16
-_LOOK_S = 0.1  # between two looks at a worker
+_LOOK_S = 0.25  # between two looks at a worker
 _END_S = 10.0  # from the end of a worker's pipe to its own
 # Severity, date, time, thread and source line, which the compiler puts before its words.
 _LOG_PREFIX = re.compile(r"^[IWEF]\d{4} \S+\s+\d+ \S+\] ")
