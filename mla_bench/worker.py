@@ -106,7 +106,7 @@ def _compiled(
         dump = {"xla_dump_to": scratch, "xla_dump_hlo_as_proto": True} if on_tpu else {}
         start = time.perf_counter()
         try:
-            compiled = lowered.compile(compiler_options=dict(case.xla_options) | dump)
+            compiled = lowered.compile(compiler_options=_options(case) | dump)
         except Exception as error:
             # A user's own error may quote the compiler; only the compiler's is its result.
             oom = parse_oom(str(error)) if type(error).__name__ in _COMPILER_ERRORS else None
@@ -122,6 +122,12 @@ def _compiled(
         profile = proto.read_bytes() if proto else None
     remarks = "; ".join(filter(None, (lacking, remark)))
     return {"status": "ok", "compile_s": seconds, "remark": remarks, **analysis, **fields}, profile
+
+
+def _options(case: Case) -> dict[str, str | bool]:
+    """Compile options as jax takes them: text, but for truth values, which XLA reads as `True` alone."""
+    truth = {"true": True, "false": False}
+    return {key: truth.get(value.lower(), value) for key, value in case.xla_options}
 
 
 def _key(case: Case, program: str, device: Any, limit: int | None) -> str:
