@@ -346,7 +346,7 @@ def test_the_cases_after_one_that_ends_the_worker_still_run(tmp_path):
     checked = list(check_parity(cases, None))
     assert [case for case, _ in checked] == cases
     assert [row.status for _, row in checked] == [FAIL, FAIL, FAIL, PASS]
-    words = ("worker died of exit code 7", "ModuleNotFoundError: No module named 'nowhere'", "SystemExit", "")
+    words = ("worker ended itself with exit code 7", "ModuleNotFoundError: ", "SystemExit", "")
     assert all(row.reason.startswith(said) for (_, row), said in zip(checked, words, strict=True))
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -178,12 +178,30 @@ def dask_executor(address: str) -> Iterator[Executor]:
     except (OSError, ValueError) as error:
         raise MlaBenchError(f"--executor {address}: no Dask scheduler answers there: {error}") from error
     with client:
-        # Not pure: an equal job is done again, as here.
-        executor = client.get_executor(pure=False)
+        yield _DaskExecutor(client)
+
+
+class _DaskExecutor(Executor):
+    """Calls as tasks of a cluster.
+
+    Dask's own executor never ends a future whose result was on its way as the scheduler went away.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future:
+        """A task of its own, even for an equal call."""
+        here, there = Future(), self._client.submit(function, *arguments, pure=False, **named)
+        self._client.loop.add_callback(self._hand_over, there, here)
+        return here
+
+    @staticmethod
+    async def _hand_over(there: Any, here: Future) -> None:
         try:
-            yield executor
-        finally:
-            executor.shutdown(wait=False)
+            here.set_result(await there)
+        except BaseException as error:  # noqa: BLE001 - the waiting side's to judge
+            here.set_exception(error)
 
 
 def choose_executor(

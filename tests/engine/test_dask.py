@@ -221,18 +221,18 @@ def test_a_sweep_that_ends_early_leaves_the_cluster_idle(number, cluster, tmp_pa
 
 
 def test_a_cluster_that_goes_away_costs_the_cases_that_it_had(tmp_path):
-    with dask_cluster(tmp_path, 1) as lost, slow_sweep(lost.address, tmp_path, 1) as (process, busy):
-        lost.scheduler.kill()
+    with dask_cluster(tmp_path, 1) as cluster, slow_sweep(cluster.address, tmp_path, 1) as (process, busy):
+        cluster.scheduler.kill()
         shown, errors = process.communicate(timeout=60)
-        lost.keeper.kill()
+        cluster.keeper.kill()
         assert until(lambda: not any(map(psutil.pid_exists, busy)), 20)
     assert process.returncode == 1
     assert errors == ""
     assert "Traceback" not in shown
     records = read(tmp_path / "run")
-    lost_words = {record["error"] for record in records if record["status"] == "crashed"}
+    lost = {record["error"].partition(":")[0] for record in records if record["status"] == "crashed"}
     assert len(records) == 4
-    assert lost_words == {"the executor lost the case: CancelledError"}
+    assert lost == {"the executor lost the case"}
 
 
 @pytest.mark.parametrize(
