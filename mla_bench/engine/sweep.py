@@ -20,7 +20,7 @@ from mla_bench.worker import run_case
 
 _TICK_S = 0.2
 # Cases handed to the executor at once: enough for a cluster, and few enough to hold all their results.
-_AHEAD = 256
+_AHEAD = 128
 
 
 @dataclass
