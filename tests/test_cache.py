@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,66 @@ def test_what_cannot_be_read_is_not_there_and_is_replaced(cache, spoiled):
     assert cache.read(KEY) == (FIGURES, b"proto")
 
 
+def test_a_garbled_byte_is_either_harmless_or_a_miss(cache):
+    cache.write(KEY, FIGURES, b"proto")
+    path = cache.folder / "ab" / f"{KEY}.zip"
+    whole = path.read_bytes()
+    for place, byte in enumerate(whole):
+        for garbled in (byte ^ 1, byte ^ 0xFF):
+            path.write_bytes(whole[:place] + bytes([garbled]) + whole[place + 1 :])
+            assert cache.read(KEY) in (None, (FIGURES, b"proto"))
+
+
+KILLED = """
+import os, signal, sys, zipfile
+from pathlib import Path
+from mla_bench.cache import Cache
+whole = zipfile.ZipFile.writestr
+def once(file, name, data):
+    whole(file, name, data)
+    file.fp.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+zipfile.ZipFile.writestr = once
+Cache(Path(sys.argv[1])).write(sys.argv[2], {}, b"proto")
+"""
+
+
+def test_a_process_that_is_killed_as_it_writes_leaves_no_compile(cache):
+    process = subprocess.run([sys.executable, "-c", KILLED, cache.folder, KEY], check=False)
+    assert process.returncode == -signal.SIGKILL
+    (left,) = files(cache)
+    assert left.endswith(".part")
+    assert cache.read(KEY) is None
+    compiles, size = cache.size()
+    assert compiles == 0
+    assert size > 0
+    cache.trim(0)
+    assert files(cache) == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from mla_bench.cache import Cache
+for _ in range(200):
+    Cache(Path(sys.argv[1])).write(sys.argv[2], {"by": sys.argv[3]}, sys.argv[3].encode() * 50_000)
+"""
+
+
+def test_of_two_processes_that_write_the_same_compile_one_is_seen_and_whole(cache):
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, cache.folder, KEY, name]) for name in ("one", "two")
+    ]
+    assert until(lambda: cache.read(KEY))
+    while any(writer.poll() is None for writer in writers):
+        found = cache.read(KEY)
+        assert found is not None
+        figures, profile = found
+        assert profile == figures["by"].encode() * 50_000
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert files(cache) == [f"{KEY}.zip"]
+
+
 def test_what_was_used_least_recently_goes_first(cache):
     keys = [f"{number:02x}" * 32 for number in range(4)]
     for age, key in enumerate(keys):
@@ -60,10 +121,11 @@ def test_what_was_used_least_recently_goes_first(cache):
 
 def test_clearing_leaves_what_is_not_the_caches(cache):
     cache.write(KEY, FIGURES, None)
-    for stranger in (cache.folder / "notes.txt", cache.folder / "ab" / "notes.txt"):
-        stranger.write_text("mine")
+    for stranger in ("notes.txt", "ab/notes.txt", "ab/notes.zip"):
+        (cache.folder / stranger).write_text("mine")
+    cache.trim(0)
     cache.clear()
-    assert files(cache) == ["notes.txt", "notes.txt"]
+    assert files(cache) == ["notes.txt", "notes.txt", "notes.zip"]
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing_and_harms_nothing(tmp_path):
