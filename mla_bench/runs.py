@@ -21,6 +21,7 @@ from typing import Any
 
 from mla_bench.case import Case
 from mla_bench.errors import MlaBenchError, NotWrittenError
+from mla_bench.measure.buffers import PROFILE_SUFFIX
 from mla_bench.record import FAILED, SCHEMA, Record
 from mla_bench.text import file_stem
 from mla_bench.versions import VERSIONS, compiler_flags, installed_version
@@ -132,13 +133,14 @@ class Run:
           NotWrittenError: one of them cannot be written; the message has the record, and the records before
             it stay.
         """
-        lost = f"the records before it are kept; this one was: {json.dumps(record.to_json())}"
+        line = json.dumps(record.to_json())
+        lost = f"the records before it are kept; this one was: {line}"
         with self._reporting(lost, NotWrittenError):
-            self._append(json.dumps(record.to_json()).encode() + b"\n")
+            self._append(line.encode() + b"\n")
         if profile is not None:
             with self._reporting("the records are kept", NotWrittenError):
                 self.profile_path.mkdir(parents=True, exist_ok=True)
-                path = self.profile_path / f"jit_{file_stem(record.case_id)}.hlo_proto.pb"
+                path = self.profile_path / f"jit_{file_stem(record.case_id)}{PROFILE_SUFFIX}"
                 path.write_bytes(profile)
 
     def records(self) -> list[dict[str, Any]]:

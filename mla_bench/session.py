@@ -65,7 +65,7 @@ def run_cases(say: Output, run: Run, sweep: Sweep, caught: Sequence[int]) -> boo
     """Runs and records cases; True when an interrupt ended that early."""
     threading.Thread(target=_prepare_report, daemon=True).start()
     costs = {case.case_id: expected_cost(case) for case in sweep.cases}
-    with progress(say.beside, costs, sweep.running_ids, say.quiet) as ended:
+    with progress(say.beside, costs, sweep.running.copy, say.quiet) as ended:
         for case, record, profile in sweep.results(lambda: bool(caught)):
             run.keep(record, profile)
             if say.as_json:

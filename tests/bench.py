@@ -4,7 +4,6 @@ Writes `results/engine/bench.md`. Every figure is of the clock on the wall, a me
 ways take turns, so that what else the machine does falls on all of them.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -17,13 +16,13 @@ from statistics import median
 
 import psutil
 import typer
+from command import ROOT, read_records
 
 from mla_bench.case import Case
 from mla_bench.scenario import expand, load_scenario
 from mla_bench.targets import environment, parse_target
 from mla_bench.versions import VERSIONS, installed_version
 
-ROOT = Path(__file__).parent.parent
 SCENARIO = ROOT / "scenarios" / "bench.toml"
 
 
@@ -60,11 +59,6 @@ def sweep(run: Path, cache: Path, *flags: object) -> float:
     return timed(*command, MLA_BENCH_CACHE=str(cache))
 
 
-def records(run: Path) -> list[dict]:
-    """Records of a run."""
-    return [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
-
-
 def one_round(folder: Path) -> dict[str, float]:
     """Each way once."""
     seconds = {}
@@ -73,11 +67,11 @@ def one_round(folder: Path) -> dict[str, float]:
         shutil.rmtree(cache, ignore_errors=True)
         seconds[f"cold, {jobs} job{'s' if jobs > 1 else ''}"] = sweep(run, cache, "--jobs", jobs)
         if jobs == 1:
-            found = records(run)
+            found = read_records(run)
             inside = sum(record["compile_s"] + record["lower_s"] for record in found)
             seconds["of it beside lowering and compiling"] = seconds["cold, 1 job"] - inside
             seconds["again, all cached"] = sweep(folder / "again", cache, "--jobs", 1)
-            assert all(record["cached"] for record in records(folder / "again"))
+            assert all(record["cached"] for record in read_records(folder / "again"))
             assert not any(record["cached"] for record in found)
     seconds["plain serial script"] = timed(sys.executable, __file__, "serial")
     return seconds

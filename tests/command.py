@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +26,46 @@ def mla_bench(*arguments, **variables: str):
     )
 
 
+@contextmanager
+def started(*arguments, **variables: str):
+    """The command as a process that goes on, until the end of the block at the latest."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mla_bench", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | variables,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(true, seconds=60.0):
+    """Waits until it is `true`; what it then is."""
+    deadline = time.monotonic() + seconds
+    while not (value := true()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return value
+
+
+def one_line(process, code=2):
+    """The one line that a command which ended with `code` says, and nothing else where its input was bad."""
+    assert process.returncode == code, process.stdout + process.stderr
+    assert re.fullmatch(r"mla-bench: [^\n]+\n", process.stderr), process.stderr
+    if code == 2:
+        assert process.stdout == ""
+    return process.stderr
+
+
+def read_records(run):
+    """Records of a run directory as its lines say them."""
+    return [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+
+
 def records_of(run):
     """Records of a run directory by (workload, mode, seq_len, head_chunk)."""
-    found = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
-    return {(r["workload"], r["mode"], r["seq_len"], r["head_chunk"]): r for r in found}
+    return {(r["workload"], r["mode"], r["seq_len"], r["head_chunk"]): r for r in read_records(run)}

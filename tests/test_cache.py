@@ -1,14 +1,12 @@
 """Compiles that are kept: by what the compiler sees, and never half."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from command import ROOT, TINY, mla_bench
+from command import TINY, mla_bench, read_records, started, until
 
 from mla_bench.cache import Cache, default_folder
 from mla_bench.measure import buffers
@@ -156,14 +154,6 @@ with Cache(Path(sys.argv[1])).held(sys.argv[2]):
 """
 
 
-def until(true, seconds=60.0):
-    """Waits until it is `true`; whether it is."""
-    deadline = time.monotonic() + seconds
-    while not (value := true()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return value
-
-
 def test_one_process_at_a_time_is_at_a_compile_until_it_ends_in_whatever_way(cache, tmp_path):
     def holder(name):
         return subprocess.Popen([sys.executable, "-c", HOLDER, cache.folder, KEY, tmp_path / name])
@@ -184,8 +174,7 @@ def sweep(folder, name, *arguments, returncode=0, **variables):
     variables.setdefault("MLA_BENCH_CACHE", str(folder / "cache"))
     process = mla_bench("sweep", *AXES, *arguments, "--out", folder / name, **variables)
     assert process.returncode == returncode, process.stdout + process.stderr
-    lines = (folder / name / "records.jsonl").read_text().splitlines()
-    return {record["case_id"]: record for record in map(json.loads, lines)}
+    return {record["case_id"]: record for record in read_records(folder / name)}
 
 
 def profiles(run):
@@ -306,25 +295,12 @@ def test_failures_are_done_again_and_running_out_of_memory_is_not(tmp_path):
 
 
 def test_two_sweeps_at_once_share_their_compiles(tmp_path):
-    flags = ("--target", "local", "--workload", "indexer,indexer-loss", "--chunk", "0,1,2")
-    processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "mla_bench", "sweep", *map(str, (*AXES, *flags))),
-                *("--out", str(tmp_path / name)),
-            ],
-            cwd=ROOT,
-            env=os.environ | {"MLA_BENCH_CACHE": str(tmp_path / "cache")},
-            stdout=subprocess.DEVNULL,
-        )
-        for name in ("one", "two")
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0]
-    found = [
-        json.loads(line)
-        for name in ("one", "two")
-        for line in (tmp_path / name / "records.jsonl").read_text().splitlines()
-    ]
+    flags = ("sweep", *AXES, "--target", "local", "--workload", "indexer,indexer-loss", "--chunk", "0,1,2")
+    one, two = tmp_path / "one", tmp_path / "two"
+    cache = {"MLA_BENCH_CACHE": str(tmp_path / "cache")}
+    with started(*flags, "--out", one, **cache) as first, started(*flags, "--out", two, **cache) as second:
+        assert [process.wait(120) for process in (first, second)] == [0, 0]
+    found = read_records(one) + read_records(two)
     assert sum(not record["cached"] for record in found) == 6
     assert len(found) == 12
     assert Cache(tmp_path / "cache").size()[0] == 6

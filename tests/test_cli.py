@@ -9,18 +9,10 @@ import sys
 
 import pandas as pd
 import pytest
-from command import ROOT, TINY, mla_bench, records_of
+from command import ROOT, TINY, mla_bench, one_line, read_records, records_of, started
 
 LOCAL = ("sweep", "--model", TINY, "--target", "local", "--mode", "forward")
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
-
-
-def one_line_refusal(process):
-    assert process.returncode == 2, process.stdout + process.stderr
-    assert process.stdout == ""
-    assert process.stderr.startswith("mla-bench: ")
-    assert process.stderr.count("\n") == 1
-    return process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +37,18 @@ def scores(tmp_path_factory):
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(flags, words, tmp_path):
-    assert words in one_line_refusal(mla_bench("sweep", *flags, "--out", tmp_path / "run"))
+    assert words in one_line(mla_bench("sweep", *flags, "--out", tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_scenario_that_is_not_there_is_one_line():
-    assert "nowhere.toml" in one_line_refusal(mla_bench("sweep", "nowhere.toml"))
+    assert "nowhere.toml" in one_line(mla_bench("sweep", "nowhere.toml"))
 
 
 def test_a_run_is_never_overwritten(scores):
     _, out = scores
     before = (out / "records.jsonl").read_bytes()
-    assert "--out" in one_line_refusal(mla_bench(*LOCAL, "--chunk", "0", "--out", out))
+    assert "--out" in one_line(mla_bench(*LOCAL, "--chunk", "0", "--out", out))
     assert (out / "records.jsonl").read_bytes() == before
 
 
@@ -199,8 +191,7 @@ def test_no_implementation_sees_what_another_imported_or_set(tmp_path):
     flags = ("--model", TINY, "--target", "v5e", "--mode", "forward", "--workload", "indexer", "--seq", "64")
     process = mla_bench("sweep", *flags, "--chunk", "0", "--impl", impls, "--out", tmp_path / "run")
     assert process.returncode == 0, process.stdout
-    lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
-    before, after = map(json.loads, lines)
+    before, after = read_records(tmp_path / "run")
     assert (before["hbm_argument_bytes"], after["hbm_argument_bytes"]) == (512, 4096 * 512)
     assert (before["output_dtypes"], after["output_dtypes"]) == (
         "count:int64 out:float32",
@@ -210,25 +201,18 @@ def test_no_implementation_sees_what_another_imported_or_set(tmp_path):
 
 @pytest.mark.parametrize("bound", ["nan", "inf", "-1"])
 def test_a_tolerance_that_bounds_nothing_is_refused(bound):
-    assert "--tolerance" in one_line_refusal(mla_bench("parity", "--tolerance", bound))
+    assert "--tolerance" in one_line(mla_bench("parity", "--tolerance", bound))
 
 
 def test_a_reader_that_leaves_early_costs_no_case(tmp_path):
     flags = (*LOCAL, "--workload", "indexer", "--seq", "32", "--chunk", "0,1,2", "--out", tmp_path / "run")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mla_bench", *map(str, flags)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=120) == 0
-    assert process.stderr.read() == ""
-    process.stderr.close()
+    with started(*flags) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=120) == 0
+        assert process.stderr.read() == ""
     assert len(records_of(tmp_path / "run")) == 3
     assert (tmp_path / "run" / "summary.md").exists()
 
@@ -291,8 +275,7 @@ def test_native_can_be_rematerialised_to_tell_the_two_parts_of_a_saving_apart(tm
         "sweep", *flags, "--target", "v5e", "--impl", f"built-in,{impl}", "--out", tmp_path / "run"
     )
     assert process.returncode == 0, process.stdout
-    lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
-    native, rematerialised = map(json.loads, lines)
+    native, rematerialised = read_records(tmp_path / "run")
     assert rematerialised["hbm_total_bytes"] < native["hbm_total_bytes"]
 
 

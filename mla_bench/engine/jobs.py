@@ -59,7 +59,8 @@ class _Workers:
         self._open = True
 
     def run(self, job: Job) -> Any:
-        environment = {name: value for name, value in os.environ.items() if name not in compiler_flags()}
+        own = compiler_flags()  # of this machine, which give way to the job's
+        environment = {name: value for name, value in os.environ.items() if name not in own}
         environment |= job.variables
         key = (frozenset(environment.items()), job.impl)
         process = self._take(key, environment)

@@ -4,7 +4,7 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,14 +32,14 @@ class Sweep:
       executor: any `concurrent.futures.Executor`; what it runs, it runs in worker processes.
       limits: on each case.
       cache: None for that of the machine on which a case runs.
-      running: cases that are being worked on, and since when, by `time.monotonic`.
+      running: ids of the cases that are being worked on, and since when, by `time.monotonic`.
     """
 
     cases: Sequence[Case]
     executor: Executor
     limits: Limits = NO_LIMITS
     cache: Cache | None = None
-    running: dict[Case, float] = field(default_factory=dict)
+    running: dict[str, float] = field(default_factory=dict)
 
     def results(
         self, stopped: Callable[[], bool] = lambda: False
@@ -66,20 +66,16 @@ class Sweep:
         submit(_AHEAD)
         while pending and not stopped():
             for future, case in pending.items():
-                if future.running() and case not in self.running:
-                    self.running[case] = time.monotonic()
+                if future.running():
+                    self.running.setdefault(case.case_id, time.monotonic())
             try:
                 future = ended.get(timeout=_TICK_S)
             except queue.Empty:
                 continue
             case = pending.pop(future)
-            self.running.pop(case, None)
+            self.running.pop(case.case_id, None)
             submit(1)
             yield case, *_result(case, future)
-
-    def running_ids(self) -> dict[str, float]:
-        """`running` by case id."""
-        return {case.case_id: since for case, since in list(self.running.items())}
 
     def _job(self, case: Case) -> Job:
         variables = compiler_flags() | environment(parse_target(case.target))
@@ -105,7 +101,7 @@ def in_order(cases: Sequence[Case]) -> list[Case]:
 def _result(case: Case, future: Future) -> tuple[Record, bytes | None]:
     try:
         outcome = future.result()
-    except (Exception, CancelledError) as error:  # noqa: BLE001 - the executor's own: a cluster that is gone
+    except Exception as error:  # noqa: BLE001 - the executor's own: a cluster that is gone
         words = one_line(": ".join(filter(None, (type(error).__name__, str(error)))))
         return Record.of(case, "crashed", error=f"the executor lost the case: {words}"), None
     if isinstance(outcome, Death):

@@ -2,12 +2,10 @@
 
 import fcntl
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from contextlib import contextmanager, suppress
@@ -17,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from command import ROOT, TINY, mla_bench
+from command import TINY, mla_bench, one_line, read_records, started, until
 
 from mla_bench.cache import Cache
 from mla_bench.engine import jobs as jobs_module
@@ -63,32 +61,6 @@ def flags(impl, seq_lens, out):
     return ("sweep", *AXES, "--impl", impl, "--seq", ",".join(map(str, seq_lens)), "--out", out)
 
 
-@contextmanager
-def started(*arguments, **variables):
-    """The command as a process that goes on, until the end of the block at the latest."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mla_bench", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | variables,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def until(true, seconds=90.0):
-    """Waits until it is `true`; what it then is."""
-    deadline = time.monotonic() + seconds
-    while not (value := true()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return value
-
-
 def numbers(path):
     """The numbers in each line of a log."""
     return [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
@@ -117,14 +89,6 @@ def by_length(out):
     text = path.read_text() if path.exists() else ""
     assert text == "" or text.endswith("\n")
     return {record["seq_len"]: record for record in map(json.loads, text.splitlines())}
-
-
-def one_line(process, code=2):
-    assert process.returncode == code, process.stdout + process.stderr
-    assert re.fullmatch(r"mla-bench: [^\n]+\n", process.stderr), process.stderr
-    if code == 2:
-        assert process.stdout == ""
-    return process.stderr
 
 
 @contextmanager
@@ -215,8 +179,7 @@ def test_whatever_a_worker_dies_of_costs_one_case(tmp_path):
     assert process.returncode == 1
     assert process.stderr == ""
     printed = [json.loads(line) for line in process.stdout.splitlines()]
-    lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
-    assert printed == [json.loads(line) for line in lines]
+    assert printed == read_records(tmp_path / "run")
     assert len(printed) == 48
     for record in printed:
         fault = faults.get(record["seq_len"]) if record["impl"] == impl else None
@@ -271,7 +234,7 @@ def test_a_killed_run_leaves_nothing_alive_and_is_resumed_to_the_same_end(whole,
     before = len(numbers(folder / "built"))
     variables = {"FAULTY": "1", "TMPDIR": str(scratch), "MLA_BENCH_CACHE": "/dev/null"}
     with started(*flags(impl, range(21, 27), out), "--jobs", "2", **variables) as process:
-        assert until(lambda: len(numbers(folder / "pids")) == 2 and len(by_length(out)) == 2)
+        assert until(lambda: len(numbers(folder / "pids")) == 2 and len(by_length(out)) == 2, 90)
         assert len(alive(pids(folder))) == 3
         assert len(list(scratch.iterdir())) == 2
         process.kill()
@@ -386,7 +349,7 @@ def test_two_jobs_run_at_once_and_two_runs_share_no_folder(tmp_path):
     impl = implementation(tmp_path, {20: waits, 21: waits})
     out = tmp_path / "run"
     with started(*flags(impl, [20, 21], out), "--jobs", "2", FAULTY="1") as first:
-        assert until(lambda: len(numbers(tmp_path / "built")) == 2)  # neither has ended
+        assert until(lambda: len(numbers(tmp_path / "built")) == 2, 90)  # neither has ended
         manifest = (out / "run.json").read_bytes()
         for second in (mla_bench(*flags(impl, [20], out)), mla_bench("sweep", "--out", out, "--resume")):
             assert f"is in use by process {first.pid}" in one_line(second)
@@ -421,7 +384,7 @@ def test_an_interrupt_shows_what_is_there(number, ended, tmp_path):
     impl = implementation(tmp_path, dict.fromkeys(range(20, 24 - ended), SLEEPS))
     out = tmp_path / "run"
     with started(*flags(impl, range(20, 24), out), "--jobs", "2", FAULTY="1") as process:
-        assert until(lambda: len(numbers(tmp_path / "pids")) == 2 and len(by_length(out)) == ended)
+        assert until(lambda: len(numbers(tmp_path / "pids")) == 2 and len(by_length(out)) == ended, 90)
         assert len(alive(pids(tmp_path))) == 4
         process.send_signal(number)
         shown, errors = process.communicate(timeout=60)
