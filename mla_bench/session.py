@@ -76,7 +76,6 @@ def run_cases(say: Output, run: Run, sweep: Sweep, caught: Sequence[int]) -> boo
 
 def _prepare_report() -> None:
     """Imports what the report needs, while the workers import jax: a second less at the end."""
-    import matplotlib.figure  # noqa: F401
     import pandas  # noqa: F401
 
 

@@ -88,8 +88,8 @@ def main(rounds: int = 3) -> None:
     plain = median(row["plain serial script"] for row in found)
     lines = [
         "# The sweep engine's own time",
-        f"`make bench`: the {len(cases)} cases of `scenarios/bench.toml`, seconds on the clock, medians of "
-        f"{rounds} rounds in which all ways take turns.",
+        f"`make bench`: the {len(cases)} cases of `scenarios/bench.toml`, seconds on the clock, "
+        + (f"medians of {rounds} rounds in which all ways take turns." if rounds > 1 else "one round."),
         "| way | median s | of the plain script | all rounds s |\n| :--- | ---: | ---: | ---: |",
     ]
     for way in found[0]:

@@ -60,11 +60,13 @@ def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
 
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
+    gc.freeze()  # what is there by now need not be looked through at each figure
     for plot in (plot for group in groups(rows_of(frame)) for plot in planned(group)):
         with mpl.rc_context(STYLE):
             plot.draw(plot.group, plot.title).savefig(directory / plot.name, format="png")
         gc.collect()  # a figure holds itself, and a wide sweep has many
         paths.append(directory / plot.name)
+    gc.unfreeze()
     return paths
 
 
