@@ -87,9 +87,11 @@ class Graph:
       chunk_applies: False where the case's head chunk changes nothing in this graph; such a case is
         never presented as a saving.
       note: what a reader of the record must know, such as a part that was left out.
+      donated: positions of the arguments whose memory `function` may take for its results.
     """
 
     function: Callable[..., Mapping[str, Any]]
     arguments: tuple[Any, ...]
     chunk_applies: bool = True
     note: str = ""
+    donated: tuple[int, ...] = ()

@@ -108,6 +108,14 @@ def sweep(
     timeout: _Timeout = "30m",
     memory_per_job: _MemoryPerJob = None,
     executor: _Executor = None,
+    time_budget: Annotated[
+        str,
+        _engine(
+            "For timed steps of each case on local: 5, 1m; default 10s, 0 times none.",
+            "--time-budget",
+            metavar="TIME",
+        ),
+    ] = "10s",
     no_cache: Annotated[
         bool,
         typer.Option("--no-cache", help="Neither read nor fill the cache.", rich_help_panel=_ENGINE),
@@ -132,6 +140,7 @@ def sweep(
     from mla_bench.runs import Run, default_path
     from mla_bench.scenario import expand, plain, scenario_of
     from mla_bench.session import Output, interrupts, kept_compiles, render, run_cases
+    from mla_bench.targets import LOCAL
     from mla_bench.units import parse_bytes, parse_seconds
 
     command = ["mla-bench", *sys.argv[1:]]
@@ -149,7 +158,7 @@ def sweep(
         "impl": impl,
     }
     limits = Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
-    workers = choose_executor(executor, jobs, limits.memory_bytes)
+    budget_s = 0.0 if time_budget.strip() in ("0", "0s") else parse_seconds(time_budget)
     if executor and no_cache:
         raise MlaBenchError("--no-cache does not go with --executor: the cache is each machine's own")
     if resume and out is None:
@@ -165,6 +174,14 @@ def sweep(
             "with --out: what is compiled already comes from the cache"
         )
 
+    times = bool(budget_s) and any(case.target == LOCAL for case in cases)
+    if times and (executor or jobs not in (None, 1)):
+        raise MlaBenchError(
+            "timed steps on local need the machine for themselves: leave out --jobs and --executor, or time "
+            "none with --time-budget 0"
+        )
+    workers = choose_executor(executor, 1 if times else jobs, limits.memory_bytes)
+
     say = Output(quiet, as_json)
     # The workers first: a cluster that does not answer leaves no run behind.
     with workers as pool, run.locked():
@@ -174,7 +191,7 @@ def sweep(
         if as_json:
             say.records(record for record in run.records() if record["status"] not in FAILED)
         with kept_compiles(no_cache) as cache, interrupts() as caught:
-            interrupted = run_cases(say, run, Sweep(todo, pool, limits, cache), caught)
+            interrupted = run_cases(say, run, Sweep(todo, pool, limits, cache, budget_s), caught)
         raise typer.Exit(render(say, run, interrupted))
 
 
@@ -235,6 +252,100 @@ def parity(
     for sentence in verdict(checked):
         console.print(sentence)
     raise typer.Exit(0 if all_pass(row for _, row in checked) else 1)
+
+
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
+_ACase = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[CASE]",
+        help="Its id, or parts of it such as 8k/chunk=8; default what needs most.",
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    epilog="Examples:\n\nmla-bench explain results/demo\n\n"
+    "mla-bench explain results/demo 8k --against 8k/chunk=8"
+)
+def explain(
+    run: _Run,
+    case: _ACase = None,
+    against: Annotated[
+        str | None, _flag("Another case of the run, to stand beside the first.", metavar="CASE")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Buffers or changes to list.", min=1)] = 12,
+) -> None:
+    """Say what is alive at a case's peak, from which line, and what another case does about it."""
+    from mla_bench.console import open_console
+    from mla_bench.explain import choose_case, read_case
+    from mla_bench.report.explain import comparison, explanation, write_timeline
+    from mla_bench.runs import Run
+
+    console, kept = open_console(), Run(run)
+    records = kept.records()
+    chosen = [choose_case(records, name) for name in ((case, against) if against else (case,))]
+    cases = [read_case(kept, record) for record in chosen]
+    for part in comparison(cases[0], cases[1], top) if against else explanation(cases[0], top):
+        console.print(part)
+    console.print(f"\nMemory timeline: {write_timeline(cases, kept.path / 'plots')}", soft_wrap=True)
+    if case is None and len(records) > 1:
+        console.print(f"Of {len(records)} cases this needs most; name another, or two with --against.")
+
+
+@app.command(epilog="Example:\n\nmla-bench trace results/here 4k/chunk=8 --steps 10")
+def trace(
+    run: _Run,
+    case: _ACase = None,
+    steps: Annotated[int, typer.Option(help="Steps to trace.", min=1)] = 5,
+    timeout: _Timeout = "30m",
+    top: Annotated[int, typer.Option(help="Operations to list.", min=1)] = 10,
+) -> None:
+    """Capture an XProf trace of a case for local, and say which operations take the time."""
+    from mla_bench.console import open_console
+    from mla_bench.explain import choose_case
+    from mla_bench.report.trace import trace_report
+    from mla_bench.runs import Run
+    from mla_bench.targets import LOCAL
+    from mla_bench.tracing import capture, read_trace
+    from mla_bench.units import parse_seconds
+
+    kept, seconds, console = Run(run), parse_seconds(timeout), open_console()
+    record = choose_case(kept.records(), case)
+    view = f"mla-bench view {run}"
+    if record["target"] != LOCAL:
+        console.print(
+            f"{record['case_id']} was compiled for {record['target']}, which is not here, and did not run: "
+            f"there is no trace. Memory viewer and graph are all there can be: {view}",
+            soft_wrap=True,
+        )
+        return
+    with kept.locked():
+        folder = capture(kept, record, steps, seconds)
+    for part in trace_report(record, read_trace(folder), steps, top):
+        console.print(part)
+    console.print(f"\nTrace: {folder}\nOpen it with: {view}", soft_wrap=True)
+
+
+@app.command(epilog="Example:\n\nmla-bench view results/demo")
+def view(
+    run: _Run,
+    port: Annotated[int, typer.Option(help="On loopback; 0 for any that is free.", min=0, max=65535)] = 8791,
+) -> None:
+    """Open a run in XProf: memory viewer and graph of each case, and traces where there are any."""
+    from mla_bench.console import open_console
+    from mla_bench.runs import Run
+    from mla_bench.view import serve
+
+    kept = Run(run)
+    kept.manifest()
+    console = open_console()
+    serve(
+        kept.xprof_path,
+        port,
+        lambda address: console.print(f"XProf shows {run} at {address} (Ctrl-C ends it)", soft_wrap=True),
+    )
 
 
 cache_app = typer.Typer(help="Compiles that are kept, so that none is made twice.", no_args_is_help=True)

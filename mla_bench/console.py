@@ -1,6 +1,9 @@
 """The console that everything is printed to."""
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -19,3 +22,18 @@ def open_console(stderr: bool = False) -> Console:
     """
     terminal = False if os.environ.get("NO_COLOR") else None
     return _Patient(markup=False, highlight=False, stderr=stderr, force_terminal=terminal)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Keeps what XProf's converters log of themselves, past Python, from a person's terminal."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

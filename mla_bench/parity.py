@@ -17,10 +17,10 @@ import numpy as np
 
 from mla_bench import reference
 from mla_bench.case import BUILT_IN, Case, Graph
-from mla_bench.implementation import load_implementation
+from mla_bench.inputs import random_value
 from mla_bench.models import Model
 from mla_bench.verdict import FAIL, NOT_COMPARED, OWN_NATIVE, PASS, REFERENCE, OutputParity, ParityRow
-from mla_bench.worker import error_words
+from mla_bench.worker import build_graph, error_words
 
 TOLERANCE = 1e-5
 BFLOAT16_FLOOR = 2.0**-7  # one step of a bfloat16 at 1: two roundings of an output may differ by as much
@@ -141,10 +141,7 @@ def _native(case: Case) -> Case:
 
 @lru_cache(maxsize=4)
 def _graph(case: Case) -> Graph:
-    graph = load_implementation(case.impl)(case)
-    if not isinstance(graph, Graph):
-        raise TypeError(f"{case.impl} returned a {type(graph).__name__}, not an mla_bench.Graph")
-    return graph
+    return build_graph(case)
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
@@ -170,19 +167,8 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
 
 
 def _values(signature: Signature, seed: int) -> dict[str, np.ndarray]:
-    import jax
-
     rng = np.random.default_rng(seed)
-
-    def values(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        if not jax.numpy.issubdtype(dtype, jax.numpy.floating):
-            return np.ones(shape, dtype)
-        normal, kind = rng.standard_normal(shape), name.rpartition(".")[2]
-        if kind == "kernel":
-            normal *= shape[0] ** -0.5
-        return (1 + normal / 8 if kind == "scale" else normal).astype(dtype)
-
-    return {name: values(name, shape, dtype) for name, shape, dtype in signature}
+    return {name: random_value(rng, name, shape, dtype) for name, shape, dtype in signature}
 
 
 # Kept, since variants share their native and the reference.

@@ -17,6 +17,11 @@ class Record:
     HBM fields are bytes on one device of the target and stay None on the CPU, whose compiler's host
     memory has a field of its own. Fields named `analysis_*` are the compiler's `memory_analysis()`
     as it stands; `oom_*` are the compiler's own words when it ran out of memory.
+    `step_time_source` is `measured` (the median of `step_samples_s`) or `compiler-estimate`, of which
+    `unestimated_s` is of instructions that the compiler has no estimate of; `roofline_s` is what no device
+    can beat. `flops` are those of the program without the recomputed ones, `flops_needed` those of the
+    mathematics; of them and a measured time alone is `mfu`, the share of the published peak.
+    `device_peak_bytes` is what the device itself says was in use while the steps ran.
     `output_structure` is a checksum of names, shapes and dtypes of all outputs, to tell that two cases
     return the same; `program` one of the lowered program without its source locations. `cached` says
     that the figures, the compile time among them, are those of an earlier compile of that program.
@@ -54,6 +59,19 @@ class Record:
     oom_needed_bytes: int | None = None
     oom_allowed_bytes: int | None = None
     oom_memory: str | None = None
+    step_time_s: float | None = None
+    step_time_source: str | None = None
+    step_time_iqr_s: float | None = None
+    step_samples_s: str | None = None
+    roofline_s: float | None = None
+    mfu: float | None = None
+    flops: int | None = None
+    flops_recomputed: int | None = None
+    flops_needed: int | None = None
+    estimated_cycles: int | None = None
+    unestimated_instructions: int | None = None
+    unestimated_s: float | None = None
+    device_peak_bytes: int | None = None
     output_dtypes: str | None = None
     output_structure: str | None = None
     program: str | None = None

@@ -22,6 +22,7 @@ from typing import Any
 from mla_bench.case import Case
 from mla_bench.errors import MlaBenchError, NotWrittenError
 from mla_bench.measure.buffers import PROFILE_SUFFIX
+from mla_bench.measure.protos import xspace_of_compiles
 from mla_bench.record import FAILED, SCHEMA, Record
 from mla_bench.text import file_stem
 from mla_bench.versions import VERSIONS, compiler_flags, installed_version
@@ -122,9 +123,18 @@ class Run:
         return self.path / "records.jsonl"
 
     @property
+    def xprof_path(self) -> Path:
+        """Folder that `xprof --logdir` opens."""
+        return self.path / "xprof"
+
+    @property
     def profile_path(self) -> Path:
         """Folder of the compiles' HloProtos, in the layout that XProf opens."""
-        return self.path / "xprof" / "plugins" / "profile" / self.path.resolve().name
+        return self.xprof_path / "plugins" / "profile" / self.path.resolve().name
+
+    def profile_of(self, case_id: str) -> Path:
+        """Where the HloProto of a case's compile lies, under the name that its module has in it."""
+        return self.profile_path / f"jit_{file_stem(case_id)}{PROFILE_SUFFIX}"
 
     def keep(self, record: Record, profile: bytes | None) -> None:
         """Writes one record, on the disk when this returns, and the HloProto of its compile.
@@ -140,8 +150,10 @@ class Run:
         if profile is not None:
             with self._reporting("the records are kept", NotWrittenError):
                 self.profile_path.mkdir(parents=True, exist_ok=True)
-                path = self.profile_path / f"jit_{file_stem(record.case_id)}{PROFILE_SUFFIX}"
-                path.write_bytes(profile)
+                self.profile_of(record.case_id).write_bytes(profile)
+                index = self.profile_path / "compiled.xplane.pb"
+                if not index.exists():
+                    index.write_bytes(xspace_of_compiles())
 
     def records(self) -> list[dict[str, Any]]:
         """The last record of each case, in the order of the sweep.

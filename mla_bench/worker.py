@@ -10,8 +10,10 @@ import platform
 import tempfile
 import time
 import traceback
+import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache as once
 from pathlib import Path
@@ -22,10 +24,12 @@ from mla_bench.cache import Cache, default_folder
 from mla_bench.case import Case, Graph
 from mla_bench.implementation import load_implementation
 from mla_bench.measure.buffers import find_proto, rename_module
+from mla_bench.measure.estimate import estimate_fields, roofline_s
+from mla_bench.measure.flops import Flops, count_flops, needed_flops
 from mla_bench.measure.memory import memory_fields, read_analysis
 from mla_bench.measure.oom import parse_oom
 from mla_bench.record import SCHEMA, Record
-from mla_bench.targets import parse_target
+from mla_bench.targets import LOCAL, chip_of, parse_target
 from mla_bench.targets.local import local_devices, local_limit
 from mla_bench.targets.tpu import topology_devices
 from mla_bench.text import file_stem, one_line
@@ -65,19 +69,22 @@ def run_parity(case: Case, tolerance: float | None) -> ParityRow:
 
 def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures, bytes | None]:
     """Fills `known` with record fields as they become known, so that a failure keeps those before it."""
-    import jax
-
     device, limit = _device(case.target)
     known |= {"device_kind": device.device_kind, "hbm_limit_bytes": limit} | _versions(device)
-    graph = load_implementation(case.impl)(case)
-    if not isinstance(graph, Graph):
-        raise TypeError(f"{case.impl} returned a {type(graph).__name__}, not an mla_bench.Graph")
+    graph = build_graph(case)
     known |= {"chunk_applies": bool(graph.chunk_applies), "note": str(graph.note or "") or None}
 
     name = file_stem(case.case_id)
     start = time.perf_counter()
-    lowered = jax.jit(_named(graph.function, name)).lower(*_placed(graph.arguments, device))
+    with said_by_jax() as said:
+        traced = trace(graph, name, device)
+        lowered = traced.lower()
     known |= {"lower_s": time.perf_counter() - start, **_outputs(lowered.out_info)}
+    flops = count_flops(traced.jaxpr)
+    known |= {
+        **_flops(case, flops),
+        "note": "; ".join(filter(None, (known["note"], *said, _not_counted(flops)))),
+    }
     # Without locations, and without the one name that differs between cases of one program.
     program = lowered.as_text().replace(f"@jit_{name} ", "@jit_case ", 1)
     known |= {"program": hashlib.sha256(program.encode()).hexdigest()[:16]}
@@ -88,9 +95,13 @@ def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures,
         if found is None:
             figures, profile = _compiled(case, lowered, device, limit, f"jit_{name}", _argument_bytes(graph))
             cache.write(key, figures, profile)
-            return figures | {"cached": False}, profile
-    figures, profile = found
-    return figures | {"cached": True}, profile and rename_module(profile, f"jit_{name}")
+        else:
+            figures, profile = found
+            profile = profile and rename_module(profile, f"jit_{name}")
+    if (chip := chip_of(device)) and not flops.unknown:
+        moved = sum(figures.get(f"hbm_{side}_bytes") or 0 for side in ("argument", "output"))
+        figures = figures | {"roofline_s": roofline_s(flops.forward_and_backward, moved, chip)}
+    return figures | {"cached": found is not None}, profile
 
 
 def _compiled(
@@ -102,11 +113,10 @@ def _compiled(
       Exception: whatever else the compiler raises.
     """
     with tempfile.TemporaryDirectory(prefix="mla-bench-") as scratch:
-        on_tpu = device.platform == "tpu"
-        dump = {"xla_dump_to": scratch, "xla_dump_hlo_as_proto": True} if on_tpu else {}
+        dump = {"xla_dump_to": scratch, "xla_dump_hlo_as_proto": True}
         start = time.perf_counter()
         try:
-            compiled = lowered.compile(compiler_options=_options(case) | dump)
+            compiled = lowered.compile(compiler_options=compile_options(case) | dump)
         except Exception as error:
             # A user's own error may quote the compiler; only the compiler's is its result.
             oom = parse_oom(str(error)) if type(error).__name__ in _COMPILER_ERRORS else None
@@ -117,14 +127,23 @@ def _compiled(
             return words | sizes | {"oom_memory": oom.memory}, None
         seconds = time.perf_counter() - start
         analysis, lacking = read_analysis(compiled.memory_analysis(), argument_bytes)
-        proto = find_proto(Path(scratch), module) if on_tpu else None
+        proto = find_proto(Path(scratch), module)
         fields, remark = memory_fields(device.platform, analysis, limit, proto)
         profile = proto.read_bytes() if proto else None
-    remarks = "; ".join(filter(None, (lacking, remark)))
-    return {"status": "ok", "compile_s": seconds, "remark": remarks, **analysis, **fields}, profile
+    chip = chip_of(device) if case.target != LOCAL else None  # what is here is timed
+    estimate, said = estimate_fields(compiled.as_text(), chip) if chip else ({}, "")
+    remarks = "; ".join(filter(None, (lacking, remark, said)))
+    return {
+        "status": "ok",
+        "compile_s": seconds,
+        "remark": remarks,
+        **analysis,
+        **fields,
+        **estimate,
+    }, profile
 
 
-def _options(case: Case) -> dict[str, str | bool]:
+def compile_options(case: Case) -> dict[str, str | bool]:
     """Compile options as jax takes them: text, but for truth values, which XLA reads as `True` alone."""
     truth = {"true": True, "false": False}
     return {key: truth.get(value.lower(), value) for key, value in case.xla_options}
@@ -145,7 +164,7 @@ def _key(case: Case, program: str, device: Any, limit: int | None) -> str:
         "versions": [installed_version(package) for package in (*VERSIONS, "xprof", "protobuf")],
         "reader": (SCHEMA, _reader()),
         # What compiles for this machine looks at it.
-        "host": (platform.node(), os.cpu_count()) if case.target == "local" else None,
+        "host": (platform.node(), os.cpu_count()) if case.target == LOCAL else None,
     }
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
@@ -155,6 +174,37 @@ def _reader() -> str:
     """Digest of the code that turns a compile into figures."""
     sources = sorted([*Path(measure.__path__[0]).glob("*.py"), Path(__file__)])
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def build_graph(case: Case) -> Graph:
+    """The graph of `case`.
+
+    Raises:
+      TypeError: its implementation returns none.
+      Exception: whatever the implementation raises.
+    """
+    graph = load_implementation(case.impl)(case)
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{case.impl} returned a {type(graph).__name__}, not an mla_bench.Graph")
+    return graph
+
+
+def trace(graph: Graph, name: str, device: Any) -> Any:
+    """`graph` on `device` as jax traces it, under the `name` that the compiler then gives to its module."""
+    import jax
+
+    function = jax.jit(_named(graph.function, name), donate_argnums=graph.donated)
+    return function.trace(*_placed(graph.arguments, device))
+
+
+@contextmanager
+def said_by_jax() -> Iterator[list[str]]:
+    """What jax warns of within, a line each, such as donated memory that it cannot use."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield said
+    said += dict.fromkeys(one_line(str(found.message)) for found in caught if found.category is UserWarning)
 
 
 def _device(target_name: str) -> tuple[Any, int | None]:
@@ -190,6 +240,20 @@ def _argument_bytes(graph: Graph) -> int:
     import jax
 
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(graph.arguments))
+
+
+def _flops(case: Case, flops: Flops) -> dict[str, int | None]:
+    """Record fields of a program's FLOPs; what could not be counted whole is not there."""
+    whole = not flops.unknown
+    return {
+        "flops": flops.forward_and_backward if whole else None,
+        "flops_recomputed": flops.recomputed if whole else None,
+        "flops_needed": needed_flops(case),
+    }
+
+
+def _not_counted(flops: Flops) -> str:
+    return f"FLOPs are not counted: what is in {flops.unknown} is unknown" if flops.unknown else ""
 
 
 def _outputs(outputs: Any) -> dict[str, str]:

@@ -9,8 +9,8 @@ import pytest
 from command import TINY, mla_bench, read_records, started, until
 
 from mla_bench.cache import Cache, default_folder
-from mla_bench.measure import buffers
 from mla_bench.measure.buffers import rename_module
+from mla_bench.measure.protos import message_class
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 FIGURES = {"status": "ok", "compile_s": 1.5, "hbm_total_bytes": 2**45}
@@ -182,7 +182,7 @@ def profiles(run):
 
 
 def module_name(hlo_proto):
-    proto = buffers._hlo_proto_class()()
+    proto = message_class("HloProto")()
     proto.ParseFromString(hlo_proto)
     return proto.hlo_module.name
 

@@ -40,6 +40,7 @@ class Job:
       impl: jobs of different implementations share no process, for what one's module imports or sets
         must not reach another's figures.
       limits: on this call.
+      alone: in a process of its own, which ends with it.
     """
 
     function: Callable[[Any], Any]
@@ -47,6 +48,7 @@ class Job:
     variables: Mapping[str, str]
     impl: str
     limits: Limits = NO_LIMITS
+    alone: bool = False
 
 
 class _Workers:
@@ -62,13 +64,13 @@ class _Workers:
         own = compiler_flags()  # of this machine, which give way to the job's
         environment = {name: value for name, value in os.environ.items() if name not in own}
         environment |= job.variables
-        key = (frozenset(environment.items()), job.impl)
+        key = (frozenset(environment.items()), job.impl, job.alone)
         process = self._take(key, environment)
         keep = False
         try:
             result = process.call(job.function, job.item, job.limits, _dask_cancelled())
             bound = min(_RECYCLE_BYTES, (job.limits.memory_bytes or _RECYCLE_BYTES) // 2)
-            keep = not isinstance(result, Death) and process.memory_bytes() < bound
+            keep = not (job.alone or isinstance(result, Death)) and process.memory_bytes() < bound
             return result
         finally:
             with self._lock:

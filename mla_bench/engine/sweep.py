@@ -5,22 +5,29 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
+
+import psutil
 
 from mla_bench.cache import Cache
 from mla_bench.case import Case
 from mla_bench.engine.jobs import Job, run_job
 from mla_bench.engine.process import NO_LIMITS, Death, Limits
 from mla_bench.record import Record
-from mla_bench.targets import environment, parse_target
+from mla_bench.targets import LOCAL, environment, parse_target
 from mla_bench.text import one_line
+from mla_bench.timing import time_case
+from mla_bench.units import format_bytes, format_seconds
 from mla_bench.versions import compiler_flags
 from mla_bench.worker import run_case
 
 _TICK_S = 0.2
 # Cases handed to the executor at once: enough for a cluster, and few enough to hold all their results.
 _AHEAD = 128
+# Steps are given up when two warm-ups and a step take more than this many budgets, and a minute to get ready.
+_SLOWEST_STEPS, _WARM_UP_S = 6, 60.0
 
 
 @dataclass
@@ -32,6 +39,8 @@ class Sweep:
       executor: any `concurrent.futures.Executor`; what it runs, it runs in worker processes.
       limits: on each case.
       cache: None for that of the machine on which a case runs.
+      time_budget_s: for the timed steps of each case for `local`, which need the machine for themselves: then
+        the executor runs one job at a time. 0 times none.
       running: ids of the cases that are being worked on, and since when, by `time.monotonic`.
     """
 
@@ -39,6 +48,7 @@ class Sweep:
     executor: Executor
     limits: Limits = NO_LIMITS
     cache: Cache | None = None
+    time_budget_s: float = 0.0
     running: dict[str, float] = field(default_factory=dict)
 
     def results(
@@ -56,7 +66,7 @@ class Sweep:
         def submit(count: int) -> None:
             for case in itertools.islice(waiting, count):
                 try:
-                    future = self.executor.submit(run_job, self._job(case))
+                    future = self.executor.submit(run_timed, self._job(case), self._timing(case))
                 except Exception as error:  # noqa: BLE001 - the executor's own: a pool or a cluster that is gone
                     future = Future()
                     future.set_exception(error)
@@ -80,6 +90,53 @@ class Sweep:
     def _job(self, case: Case) -> Job:
         variables = compiler_flags() | environment(parse_target(case.target))
         return Job(partial(run_case, cache=self.cache), case, variables, case.impl, self.limits)
+
+    def _timing(self, case: Case) -> Job | None:
+        if not (self.time_budget_s and case.target == LOCAL):
+            return None
+        job = partial(time_case, budget_s=self.time_budget_s)
+        seconds = _SLOWEST_STEPS * self.time_budget_s + _WARM_UP_S
+        limits = replace(self.limits, seconds=min(seconds, self.limits.seconds or seconds))
+        return replace(self._job(case), function=job, limits=limits, alone=True)
+
+
+def run_timed(job: Job, timing: Job | None) -> tuple[Record, bytes | None] | Death:
+    """A case's record and HloProto, its timed steps included where there is a job for them.
+
+    Steps that do not come about, because the machine lacks the memory, or they die or take too long, leave
+    the figures of the compile as they are, and a note.
+
+    Raises:
+      Exception: whatever the executor's process raises.
+    """
+    outcome = run_job(job)
+    if timing is None or isinstance(outcome, Death) or outcome[0].status != "ok":
+        return outcome
+    record, profile = outcome
+    fields, remark = _steps(record, timing)
+    note = "; ".join(filter(None, (record.note, remark))) or None
+    return replace(record, **fields, note=note), profile
+
+
+def _steps(record: Record, timing: Job) -> tuple[dict[str, Any], str]:
+    if lacking := lacks_memory(record.host_total_bytes):
+        return {}, f"not timed: {lacking}"
+    try:
+        outcome = run_job(timing)
+    except Exception as error:  # noqa: BLE001 - whatever a graph or a device raises
+        return {}, f"not timed: {type(error).__name__}: {one_line(str(error))}"
+    if isinstance(outcome, Death):
+        slow = outcome.status == "timeout" and timing.limits.seconds
+        return {}, f"not timed: {f'no step in {format_seconds(slow)}' if slow else outcome.words}"
+    return outcome
+
+
+def lacks_memory(needed_bytes: int | None) -> str:
+    """Why a program of so much host memory, None where unknown, cannot run here now; empty where it can."""
+    free = psutil.virtual_memory().available
+    if (needed_bytes or 0) <= free:
+        return ""
+    return f"it needs {format_bytes(needed_bytes or 0)} of host memory, {format_bytes(free)} are free"
 
 
 def expected_cost(case: Case) -> float:

@@ -5,13 +5,15 @@ because the converter leaves out the thread-local ones (512 bytes each) that the
 """
 
 import json
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from mla_bench.measure.program import instructions_in_loops, parse_program
+from mla_bench.measure.protos import message_class
 from mla_bench.units import MIB
 
-HBM_SPACE, ONCHIP_SPACE = 0, 1
+SPACES = HBM_SPACE, ONCHIP_SPACE = 0, 1
 PROFILE_SUFFIX = ".hlo_proto.pb"
 
 
@@ -25,12 +27,49 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Peaks:
-    """Bytes alive at once at the worst moment in HBM and on chip, and the HBM total by XProf."""
+class Buffer:
+    """A buffer alive at the peak of one memory space.
 
-    hbm_live_peak_bytes: int
-    onchip_peak_bytes: int
-    xprof_total_bytes: int
+    Attributes:
+      name: of the instruction that makes it; XProf's own words for all that are too small to be listed.
+      size_bytes: what it takes there, padding to whole tiles included.
+      unpadded_bytes: of its elements alone.
+      shape: with layout and tiling, as the compiler writes it; empty for the small ones.
+      group: `Parameter`, `Output` or `Temporary`; empty for the small ones.
+      op_name: what the program calls its operation, such as `jit(f)/jvp()/dot_general`.
+      opcode: what the compiler calls it, such as `fusion` or `copy`.
+      source: `path:line` of the program, the innermost that is not a library's; empty where unknown.
+      in_loop: whether a loop makes it, anew in each turn.
+    """
+
+    name: str
+    size_bytes: int
+    unpadded_bytes: int
+    shape: str = ""
+    group: str = ""
+    op_name: str = ""
+    opcode: str = ""
+    source: str = ""
+    in_loop: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """What XProf's memory viewer says of one memory space.
+
+    Attributes:
+      total_bytes: of the space's allocations, without thread-local ones.
+      live_peak_bytes: most bytes alive at once.
+      buffers: alive at the peak, the largest first; their sizes sum to the live peak.
+      timeline: (instruction, bytes alive with it) in program order.
+      peak_position: where in `timeline` the peak is.
+    """
+
+    total_bytes: int
+    live_peak_bytes: int
+    buffers: tuple[Buffer, ...]
+    timeline: tuple[tuple[str, int], ...]
+    peak_position: int
 
 
 def find_proto(dump: Path, module: str) -> Path | None:
@@ -45,7 +84,7 @@ def find_proto(dump: Path, module: str) -> Path | None:
 def rename_module(hlo_proto: bytes, module: str) -> bytes:
     """`hlo_proto` with its module's name changed; as it is where protobuf is not installed."""
     try:
-        proto = _hlo_proto_class()()
+        proto = message_class("HloProto")()
     except ImportError:
         return hlo_proto
     proto.ParseFromString(hlo_proto)  # fields that are not described here stay in it
@@ -55,7 +94,7 @@ def rename_module(hlo_proto: bytes, module: str) -> bytes:
 
 def allocations(hlo_proto: Path) -> tuple[Allocation, ...]:
     """All allocations of the buffer assignment in an HloProto."""
-    proto = _hlo_proto_class()()
+    proto = message_class("HloProto")()
     proto.ParseFromString(hlo_proto.read_bytes())
     return tuple(
         Allocation(found.size, found.color, found.is_thread_local)
@@ -63,75 +102,75 @@ def allocations(hlo_proto: Path) -> tuple[Allocation, ...]:
     )
 
 
-def peaks(hlo_proto: Path) -> Peaks:
-    """What XProf's memory viewer says of a kept profile.
+def memory_view(hlo_proto: Path, space: int) -> MemoryView:
+    """XProf's memory viewer on a kept profile, for one memory space.
 
     Raises:
       ImportError: xprof is not installed.
       ValueError: its converter cannot read the file.
     """
-    hbm, onchip = _memory_viewer(hlo_proto, HBM_SPACE), _memory_viewer(hlo_proto, ONCHIP_SPACE)
-    return Peaks(
-        hbm_live_peak_bytes=_bytes(hbm, "peakHeapMib"),
-        onchip_peak_bytes=_bytes(onchip, "peakHeapMib"),
-        xprof_total_bytes=_bytes(hbm, "totalBufferAllocationMib"),
+    options = {"memory_space": str(space)}
+    try:
+        view = json.loads(_converted(hlo_proto, "memory_viewer", options))
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"xprof gives no memory view of {_module(hlo_proto)}") from error
+    sizes = map(_bytes, view.get("heapSizes", ()))
+    return MemoryView(
+        total_bytes=_bytes(view.get("totalBufferAllocationMib")),
+        live_peak_bytes=_bytes(view.get("peakHeapMib")),
+        buffers=tuple(map(_buffer, view.get("maxHeapBySize", ()))),
+        timeline=tuple(zip(view.get("hloInstructionNames", ()), sizes, strict=True)),
+        peak_position=view.get("peakHeapSizePosition", 0),
     )
 
 
-def _memory_viewer(hlo_proto: Path, space: int) -> dict:
-    """JSON of XProf's memory viewer for one memory space."""
+def in_loops(view: MemoryView, hlo_proto: Path) -> MemoryView:
+    """`view` with `in_loop` of each buffer found out, by the program's text from the same profile.
+
+    Raises:
+      ImportError, ValueError: as `memory_view`.
+    """
+    text = _converted(hlo_proto, "graph_viewer", {"graph_viewer_options": {"type": "short_txt"}})
+    if not text:
+        raise ValueError(f"xprof gives no text of {_module(hlo_proto)}")
+    looped = instructions_in_loops(parse_program(text.decode() if isinstance(text, bytes) else text))
+    # A buffer of an instruction with several has its place among them in braces.
+    found = [replace(buffer, in_loop=buffer.name.partition("{")[0] in looped) for buffer in view.buffers]
+    return replace(view, buffers=tuple(found))
+
+
+def _module(hlo_proto: Path) -> str:
+    return hlo_proto.name.removesuffix(PROFILE_SUFFIX)
+
+
+def _converted(hlo_proto: Path, tool: str, options: dict[str, Any]) -> Any:
+    """What one of XProf's tools makes of a profile, chosen by the name of its module."""
     from xprof.convert import raw_to_tool_data
 
-    module = hlo_proto.name.removesuffix(PROFILE_SUFFIX)
-    options = {"host": module, "module_name": module, "memory_space": str(space)}
+    module = _module(hlo_proto)
+    named = {"host": module, "module_name": module}
+    viewer = {"graph_viewer_options": options["graph_viewer_options"] | named} if "graph" in tool else {}
     # The converter knows a folder by its last slash and answers None without it.
-    data, _ = raw_to_tool_data.xspace_to_tool_data([f"{hlo_proto.parent}/"], "memory_viewer", options)
-    try:
-        return json.loads(data)
-    except (TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"xprof gives no memory view of {module}") from error
+    data, _ = raw_to_tool_data.xspace_to_tool_data([f"{hlo_proto.parent}/"], tool, options | named | viewer)
+    return data
 
 
-def _bytes(view: dict, field: str) -> int:
-    # proto3 JSON leaves a zero out.
-    return round(view.get(field, 0.0) * MIB)
-
-
-@cache
-def _hlo_proto_class() -> type:
-    """Message class with the few fields of xla.HloProto that are read.
-
-    Names and numbers are from xla/service/hlo.proto; protobuf itself skips the fields that are not here.
-    """
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="mla_bench/hlo.proto", package="mla_bench.hlo", syntax="proto3"
+def _buffer(entry: dict[str, Any]) -> Buffer:
+    source = entry.get("sourceInfo", {})
+    size = _bytes(entry.get("logicalBufferSizeMib"))
+    return Buffer(
+        name=entry.get("instructionName") or entry.get("label", ""),
+        size_bytes=size,
+        # The small ones, listed as one, have none.
+        unpadded_bytes=_bytes(entry["unpaddedShapeMib"]) if "unpaddedShapeMib" in entry else size,
+        shape=entry.get("shapeString", ""),
+        group=entry.get("groupName", ""),
+        op_name=entry.get("tfOpName", ""),
+        opcode=entry.get("opCode", ""),
+        source=f"{source['fileName']}:{source['lineNumber']}" if source.get("fileName") else "",
     )
-    for name, fields in {
-        "Allocation": [
-            ("size", 2, field.TYPE_INT64, ""),
-            ("is_thread_local", 3, field.TYPE_BOOL, ""),
-            ("color", 8, field.TYPE_INT64, ""),
-        ],
-        "HloModule": [("name", 1, field.TYPE_STRING, "")],
-        "BufferAssignment": [("buffer_allocations", 3, field.TYPE_MESSAGE, "Allocation")],
-        "HloProto": [
-            ("hlo_module", 1, field.TYPE_MESSAGE, "HloModule"),
-            ("buffer_assignment", 3, field.TYPE_MESSAGE, "BufferAssignment"),
-        ],
-    }.items():
-        message = file.message_type.add(name=name)
-        for label, number, kind, target in fields:
-            repeated = label == "buffer_allocations"
-            message.field.add(
-                name=label,
-                number=number,
-                type=kind,
-                label=field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL,
-                type_name=f".mla_bench.hlo.{target}" if target else None,
-            )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("mla_bench.hlo.HloProto"))
+
+
+def _bytes(mib: float | None) -> int:
+    # proto3 JSON leaves a zero out.
+    return round((mib or 0.0) * MIB)

@@ -81,18 +81,18 @@ def _tpu_fields(
     onchip = sum(found.size for found in allocations if found.space == buffers.ONCHIP_SPACE)
     fields = _hbm_fields(analysis, total, FROM_BUFFERS, limit)
     try:
-        peaks = buffers.peaks(hlo_proto)
+        hbm, chip = (buffers.memory_view(hlo_proto, space) for space in buffers.SPACES)
     except ImportError:
         return fields, "live peak and on-chip bytes are unknown: xprof is not installed"
     except ValueError as error:
         return fields, f"live peak and on-chip bytes are unknown: {error}"
     fields |= {
-        "hbm_live_peak_bytes": peaks.hbm_live_peak_bytes,
-        "hbm_fragmentation_bytes": total - peaks.hbm_live_peak_bytes,
-        "onchip_peak_bytes": min(peaks.onchip_peak_bytes, onchip),
+        "hbm_live_peak_bytes": hbm.live_peak_bytes,
+        "hbm_fragmentation_bytes": total - hbm.live_peak_bytes,
+        "onchip_peak_bytes": min(chip.live_peak_bytes, onchip),
     }
     shared = sum(found.size for found in in_hbm if not found.thread_local)
-    return fields, _disagreements(total, shared, onchip, peaks, analysis)
+    return fields, _disagreements(total, shared, onchip, hbm, chip, analysis)
 
 
 def _hbm_fields(
@@ -116,22 +116,27 @@ def _hbm_fields(
 
 
 def _disagreements(
-    total: int, shared: int, onchip: int, peaks: buffers.Peaks, analysis: dict[str, int | None]
+    total: int,
+    shared: int,
+    onchip: int,
+    hbm: buffers.MemoryView,
+    chip: buffers.MemoryView,
+    analysis: dict[str, int | None],
 ) -> str:
     """A remark where another source has another figure than the buffer assignment.
 
     `shared` is of the allocations in HBM that are not thread-local, `onchip` of those on chip, in bytes.
     """
     said = []
-    if peaks.xprof_total_bytes != shared:
-        said.append(f"XProf's total is {peaks.xprof_total_bytes} bytes, the allocations' {shared}")
+    if hbm.total_bytes != shared:
+        said.append(f"XProf's total is {hbm.total_bytes} bytes, the allocations' {shared}")
     if analysis["analysis_total_bytes"] not in (None, total):
         said.append(f"total_allocation_bytes is {analysis['analysis_total_bytes']}, the allocations' {total}")
-    if peaks.onchip_peak_bytes > onchip:
+    if chip.live_peak_bytes > onchip:
         # It counts a loop's accumulator that is updated in place once for each name that it has.
-        counted, reserved = format_mib(peaks.onchip_peak_bytes), format_mib(onchip)
+        counted, reserved = format_mib(chip.live_peak_bytes), format_mib(onchip)
         said.append(f"XProf counts {counted} MiB on chip where {reserved} are reserved, which is shown")
-    beyond = (analysis["analysis_peak_bytes"] or 0) - peaks.hbm_live_peak_bytes
+    beyond = (analysis["analysis_peak_bytes"] or 0) - hbm.live_peak_bytes
     if beyond >= MIB:
         said.append(f"peak_memory_in_bytes is {format_mib(beyond)} MiB over the live peak in HBM")
     return "; ".join(said)

@@ -105,13 +105,13 @@ def draw_totals(group: Group, message: str) -> "Figure":
     """The total over sequence length, a line a chunk; what ran out of memory stands in a strip above."""
     starved = list(dict.fromkeys(row.head_chunk for row in group.rows if row.status == "oom"))
     body, strip = 3.3, 0.22 * len(starved)
-    figure = _page(message, (f"{title(group.first)} · {facts(group)}", provenance(group)), body + strip)
-    axes = _axes(figure, BOTTOM, body)
+    figure = page(message, (f"{title(group.first)} · {facts(group)}", provenance(group)), body + strip)
+    axes = axes_of(figure, body)
     _scale(axes, group)
     _draw_limit(axes, group)
     _draw_lines(axes, group)
     if starved:
-        _draw_starved(_axes(figure, BOTTOM + body, strip), axes, group, starved)
+        _draw_starved(axes_of(figure, strip, BOTTOM + body), axes, group, starved)
     return figure
 
 
@@ -119,8 +119,8 @@ def draw_parts(group: Group, message: str) -> "Figure":
     """A bar a chunk of what the total consists of, at one sequence length; no bar without a total."""
     place = f"{title(group.first)} · {format_size(group.first.seq_len)} · {facts(group)}"
     body = 0.45 * len(group.rows) + 0.1
-    figure = _page(message, (place, provenance(group)), body + 0.2)
-    axes = _axes(figure, BOTTOM, body)
+    figure = page(message, (place, provenance(group)), body + 0.2)
+    axes = axes_of(figure, body)
     largest = max(group.total(row) or 0 for row in group.rows) / GIB
     axes.set(xlim=(0, largest), ylim=(len(group.rows) - 0.5, -0.5))
     axes.set_xlabel("HBM of one device, GiB")
@@ -149,7 +149,7 @@ def _draw_bar(axes: "Axes", line: int, row: Row, largest: float) -> None:
             axes.text(start + width / 2, line, format_gib(size), ha="center", va="center", color=colour)
         start += width
     words = f"{format_gib(row.hbm_total_bytes)} GiB\n{against_native(row)}"
-    _label(axes, (start, line), words.rstrip())
+    label(axes, (start, line), words.rstrip())
 
 
 def _draw_part_names(axes: "Axes") -> None:
@@ -172,7 +172,7 @@ def _draw_lines(axes: "Axes", group: Group) -> None:
         heights = [axes.transData.transform((seq_len, size))[1] for size, _, _ in last]
         for (size, row, colour), height, free in zip(last, heights, _spread(heights), strict=True):
             text = f"{chunk(row)}  {format_gib(group.total(row))} GiB  {row.unfair or ''}".rstrip()
-            _label(axes, (seq_len, size), text, color=colour, rise=(free - height) * 72 / DPI)
+            label(axes, (seq_len, size), text, color=colour, rise=(free - height) * 72 / DPI)
 
 
 def _draw_limit(axes: "Axes", group: Group) -> None:
@@ -180,7 +180,7 @@ def _draw_limit(axes: "Axes", group: Group) -> None:
         limit = group.limit / GIB
         name = f"{group.first.target.partition(':')[0]} limit {format_gib(group.limit)} GiB"
         axes.axhline(limit, color=FAINT, linestyle=(0, (5, 3)), linewidth=1)
-        _label(axes, (axes.get_xlim()[0], limit), name, rise=7, color=FAINT)
+        label(axes, (axes.get_xlim()[0], limit), name, rise=7, color=FAINT)
 
 
 def _draw_starved(strip: "Axes", axes: "Axes", group: Group, starved: list[int]) -> None:
@@ -194,7 +194,7 @@ def _draw_starved(strip: "Axes", axes: "Axes", group: Group, starved: list[int])
         colour, _ = _looks(group)[number]
         places = [row.seq_len for row in rows]
         strip.plot(places, [line] * len(places), linestyle="", marker="x", markeredgewidth=2, color=colour)
-        _label(strip, (places[-1], line), f"{chunk(rows[-1])}  OOM", color=colour)
+        label(strip, (places[-1], line), f"{chunk(rows[-1])}  OOM", color=colour)
 
 
 def _scale(axes: "Axes", group: Group) -> None:
@@ -222,7 +222,7 @@ def _plain(size: float, _: float) -> str:
     return f"{size:,.10f}".rstrip("0").rstrip(".")
 
 
-def _page(message: str, lines: Iterable[str], body: float) -> "Figure":
+def page(message: str, lines: Iterable[str], body: float) -> "Figure":
     """An empty page with its heading; `body` is the height in inches that is left to axes."""
     from matplotlib.figure import Figure
 
@@ -241,7 +241,8 @@ def _page(message: str, lines: Iterable[str], body: float) -> "Figure":
     return figure
 
 
-def _axes(figure: "Figure", bottom: float, body: float) -> "Axes":
+def axes_of(figure: "Figure", body: float, bottom: float = BOTTOM) -> "Axes":
+    """Plain axes of `body` inches, `bottom` inches above the figure's edge."""
     height = figure.get_figheight()
     axes = figure.add_axes((LEFT / WIDTH, bottom / height, 1 - (LEFT + RIGHT) / WIDTH, body / height))
     axes.set_axisbelow(True)
@@ -250,7 +251,7 @@ def _axes(figure: "Figure", bottom: float, body: float) -> "Axes":
     return axes
 
 
-def _label(axes: "Axes", place: tuple[float, float], text: str, *, rise: float = 0, **look: Any) -> None:
+def label(axes: "Axes", place: tuple[float, float], text: str, *, rise: float = 0, **look: Any) -> None:
     """Write `text` to the right of a place, `rise` points above it, readable on top of lines."""
     from matplotlib.patheffects import withStroke
 

@@ -6,8 +6,19 @@ Standard library alone at import; jax comes in where devices are asked for.
 from collections.abc import Iterable
 
 from mla_bench.targets import local, tpu
-from mla_bench.targets.chips import CHIPS
-from mla_bench.targets.target import Target
+from mla_bench.targets.chips import CHIPS, chip_of
+from mla_bench.targets.target import LOCAL, Target
+
+__all__ = [
+    "CHIPS",
+    "LOCAL",
+    "Target",
+    "chip_of",
+    "default_target",
+    "environment",
+    "named_targets",
+    "parse_target",
+]
 
 
 def parse_target(text: str) -> Target:
@@ -19,7 +30,7 @@ def parse_target(text: str) -> Target:
     Raises:
       MlaBenchError: there is no such target; the message names the nearest ones.
     """
-    return Target() if text.strip().lower() == "local" else tpu.parse_slice(text)
+    return Target() if text.strip().lower() == LOCAL else tpu.parse_slice(text)
 
 
 def named_targets(names: Iterable[str] | None = None) -> list[tuple[str, Target]]:
@@ -28,12 +39,12 @@ def named_targets(names: Iterable[str] | None = None) -> list[tuple[str, Target]
     Raises:
       MlaBenchError: a name is no target.
     """
-    return [(name, parse_target(name)) for name in names or (*CHIPS, "local")]
+    return [(name, parse_target(name)) for name in names or (*CHIPS, LOCAL)]
 
 
 def default_target() -> str:
     """`local` where this machine has an accelerator that jax can use, else `v5p`."""
-    return "local" if local.has_accelerator() else "v5p"
+    return LOCAL if local.has_accelerator() else "v5p"
 
 
 def environment(target: Target) -> dict[str, str]:

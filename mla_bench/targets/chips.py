@@ -1,6 +1,7 @@
 """TPU generations: what jax calls them, what the compiler allows on them, and their published figures."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from mla_bench.units import GIB
 
@@ -18,6 +19,8 @@ class Chip:
       bf16_tflops: published peak of dense bfloat16 products, 10¹² operations a second.
       hbm_gb_per_s: published HBM bandwidth, 10⁹ bytes a second.
       source: page of the two published figures.
+      flops_per_cycle: bfloat16 operations that one device can do in a cycle: two for each cell of its matrix
+        units, 128×128 up to v5p, 256×256 since v6e.
       pod_chips: chips of a pod, the largest slice there is.
       rank: numbers in a layout.
       prefixes: names of the generation in the cloud where they are others; the first is the usual one.
@@ -32,6 +35,7 @@ class Chip:
     bf16_tflops: float
     hbm_gb_per_s: float
     source: str
+    flops_per_cycle: int
     pod_chips: int
     rank: int = 3
     prefixes: tuple[str, ...] = ()
@@ -42,6 +46,25 @@ class Chip:
     def hbm_limit_bytes(self) -> int:
         """Bytes of HBM that the compiler lets a program reserve on one device."""
         return round(self.hbm_limit_gib * GIB)
+
+    @property
+    def device_flops_per_s(self) -> float:
+        """Published peak of dense bfloat16 products on one device."""
+        return self.bf16_tflops * 1e12 / self.devices
+
+    @property
+    def device_bytes_per_s(self) -> float:
+        """Published HBM bandwidth of one device."""
+        return self.hbm_gb_per_s * 1e9 / self.devices
+
+    @property
+    def clock_hz(self) -> float:
+        """Cycles a second, derived: the published peak over the operations of a cycle.
+
+        Few clocks are published: 0.70 GHz of v2, 0.94 of v3 and 1.05 of v4 (Jouppi et al., "TPU v4", ISCA
+        2023), which are what this gives.
+        """
+        return self.device_flops_per_s / self.flops_per_cycle
 
 
 _DOCS = "https://docs.cloud.google.com/tpu/docs/"
@@ -57,6 +80,7 @@ CHIPS: dict[str, Chip] = {
             bf16_tflops=46,
             hbm_gb_per_s=716,
             source="JAX's own table, jax/_src/tpu_info.py (Google's page has no figures)",
+            flops_per_cycle=32768,
             rank=2,
             pod_chips=256,
         ),
@@ -68,6 +92,7 @@ CHIPS: dict[str, Chip] = {
             bf16_tflops=123,
             hbm_gb_per_s=900,
             source=f"Google Cloud, {_DOCS}v3",
+            flops_per_cycle=65536,
             rank=2,
             pod_chips=1024,
         ),
@@ -79,6 +104,7 @@ CHIPS: dict[str, Chip] = {
             bf16_tflops=275,
             hbm_gb_per_s=1200,
             source=f"Google Cloud, {_DOCS}v4",
+            flops_per_cycle=262144,
             pod_chips=4096,
             # One device a chip; libtpu's default halves the chip into cores of 15.25 GiB.
             chip_config="megacore",
@@ -91,6 +117,7 @@ CHIPS: dict[str, Chip] = {
             bf16_tflops=197,
             hbm_gb_per_s=819,
             source=f"Google Cloud, {_DOCS}v5e",
+            flops_per_cycle=131072,
             rank=2,
             pod_chips=256,
             prefixes=("v5litepod", "v5lite"),
@@ -104,6 +131,7 @@ CHIPS: dict[str, Chip] = {
             bf16_tflops=459,
             hbm_gb_per_s=2765,
             source=f"Google Cloud, {_DOCS}v5p",
+            flops_per_cycle=262144,
             pod_chips=8960,
         ),
         Chip(
@@ -114,6 +142,7 @@ CHIPS: dict[str, Chip] = {
             bf16_tflops=918,
             hbm_gb_per_s=1638,
             source=f"Google Cloud, {_DOCS}v6e",
+            flops_per_cycle=524288,
             rank=2,
             pod_chips=256,
             cloud_units=1,
@@ -126,7 +155,13 @@ CHIPS: dict[str, Chip] = {
             bf16_tflops=2307,
             hbm_gb_per_s=7380,
             source=f"Google Cloud, {_DOCS}tpu7x",
+            flops_per_cycle=524288,
             pod_chips=9216,
         ),
     )
 }
+
+
+def chip_of(device: Any) -> Chip | None:
+    """The chip that a jax device is, or is a part of; None for what is no TPU."""
+    return next((chip for chip in CHIPS.values() if chip.device_kind == device.device_kind), None)

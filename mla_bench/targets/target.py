@@ -6,6 +6,8 @@ from typing import Literal
 
 from mla_bench.targets.chips import Chip
 
+LOCAL = "local"
+
 
 @dataclass(frozen=True)
 class Target:
@@ -22,13 +24,13 @@ class Target:
     @property
     def kind(self) -> Literal["tpu", "local"]:
         """Whether this is a TPU slice, which nobody here needs to own, or this machine."""
-        return "tpu" if self.chip else "local"
+        return "tpu" if self.chip else LOCAL
 
     @property
     def name(self) -> str:
         """Canonical: `v5p` for one chip, `v5p:4x4x4` for a larger slice, `local` for this machine."""
         if self.chip is None:
-            return "local"
+            return LOCAL
         return self.chip.name if self.chips == 1 else f"{self.chip.name}:{'x'.join(map(str, self.layout))}"
 
     @property

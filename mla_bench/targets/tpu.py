@@ -9,7 +9,7 @@ from typing import Any
 
 from mla_bench.errors import MlaBenchError, unknown_name
 from mla_bench.targets.chips import CHIPS, Chip
-from mla_bench.targets.target import Target
+from mla_bench.targets.target import LOCAL, Target
 
 # Chips of a host as libtpu lays them out, whatever the generation; a single chip is the one exception.
 _HOST = (2, 2, 1)
@@ -111,7 +111,7 @@ def _unknown(asked: str, text: str) -> MlaBenchError:
     if near := [word for word in asked.split() if _head(word) in _SPELLINGS]:
         return MlaBenchError(f"there is no target {text!r}; did you mean {near[0]}?")
     forms = "a chip's with a layout too (v5p:4x4x4) or as a cloud name (v5p-128, v5litepod-16)"
-    return unknown_name("target", _head(asked), (*_SPELLINGS, "local"), forms)
+    return unknown_name("target", _head(asked), (*_SPELLINGS, LOCAL), forms)
 
 
 def _usual_layout(chip: Chip, chips: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mla_bench.measure import buffers
+from mla_bench.measure import buffers, protos
 from mla_bench.measure.memory import memory_fields, read_analysis
 from mla_bench.units import MIB
 
@@ -16,7 +16,6 @@ ANALYSIS = {
     "temp_size_in_bytes": 9 * MIB,  # fragmentation counted again
     "peak_memory_in_bytes": 10 * MIB,
 }
-PEAKS = buffers.Peaks(10 * MIB, 5 * MIB, 12 * MIB)
 
 
 def field(number, value):
@@ -52,8 +51,13 @@ def fields(proto, **changed):
 @pytest.fixture
 def viewer(monkeypatch):
     """XProf's answer, which a test may change."""
-    answer = {"peaks": PEAKS}
-    monkeypatch.setattr(buffers, "peaks", lambda _: answer["peaks"])
+    answer = {"hbm_peak": 10 * MIB, "onchip_peak": 5 * MIB, "total": 12 * MIB}
+
+    def memory_view(_, space):
+        peak = answer["onchip_peak" if space else "hbm_peak"]
+        return buffers.MemoryView(answer["total"], peak, (), (), 0)
+
+    monkeypatch.setattr(buffers, "memory_view", memory_view)
     return answer
 
 
@@ -68,7 +72,7 @@ def test_the_total_is_the_allocations_in_hbm_and_not_the_sum(proto, viewer):
 
 
 def test_sources_that_disagree_are_named(proto, viewer):
-    viewer["peaks"] = buffers.Peaks(10 * MIB, 5 * MIB, 11 * MIB)
+    viewer["total"] = 11 * MIB
     _, remark = fields(proto, total_allocation_bytes=13 * MIB, peak_memory_in_bytes=13 * MIB)
     assert f"XProf's total is {11 * MIB} bytes" in remark
     assert f"total_allocation_bytes is {13 * MIB}" in remark
@@ -76,7 +80,7 @@ def test_sources_that_disagree_are_named(proto, viewer):
 
 
 def test_no_more_is_on_chip_than_what_is_reserved_there(proto, viewer):
-    viewer["peaks"] = buffers.Peaks(10 * MIB, 9 * MIB, 12 * MIB)
+    viewer["onchip_peak"] = 9 * MIB
     found, remark = fields(proto)
     assert found["onchip_peak_bytes"] == 5 * MIB
     assert "XProf counts 9.0 MiB on chip where 5.0 are reserved" in remark
@@ -94,7 +98,7 @@ def test_without_xprof_the_total_stands_and_the_rest_is_blank(proto, monkeypatch
 def test_without_a_buffer_assignment_the_usual_sum_is_never_the_total(missing, proto, monkeypatch):
     if missing == "protobuf":
         monkeypatch.setitem(sys.modules, "google.protobuf", None)
-        buffers._hlo_proto_class.cache_clear()
+        protos.message_class.cache_clear()
     path = proto if missing == "protobuf" else None
     found, remark = fields(path)
     assert found["hbm_total_bytes"] is None

@@ -1,0 +1,26 @@
+"""Random values for a graph's arguments, of the kind that each has in a trained layer."""
+
+from typing import Any
+
+import numpy as np
+
+
+def random_value(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Normal values: kernels by fan-in, norm scales about 1, all else of variance 1; never all zeros.
+
+    Integers and booleans, whose meaning nobody here knows, are ones.
+
+    Args:
+      rng: where the values are drawn from.
+      name: dotted name of the argument, such as `0.indexer.wk.kernel`.
+      shape: of the value.
+      dtype: of the value, as jax has it.
+    """
+    import jax
+
+    if not jax.numpy.issubdtype(dtype, jax.numpy.floating):
+        return np.ones(shape, dtype)
+    normal, kind = rng.standard_normal(shape), name.rpartition(".")[2]
+    if kind == "kernel":
+        normal *= shape[0] ** -0.5
+    return (1 + normal / 8 if kind == "scale" else normal).astype(dtype)

@@ -1,0 +1,55 @@
+"""Step time of a program that cannot run here: what the compiler expects, and what no device can beat.
+
+Both are estimates. Neither is ever shown as a measurement.
+"""
+
+from collections import Counter
+from typing import Any
+
+from mla_bench.measure.program import estimated_cycles, parse_program
+from mla_bench.targets.chips import Chip
+
+ESTIMATE, ROOFLINE, MEASURED = "compiler-estimate", "roofline", "measured"
+
+
+def estimate_fields(text: str, chip: Chip) -> tuple[dict[str, Any], str]:
+    """Record fields of the compiler's own cycles over `chip`'s clock, and a remark ("" when there is none).
+
+    `text` is of the compiled program, as `compiled.as_text()` has it. Where an instruction has no estimate,
+    the bytes that it reads and writes over the HBM bandwidth stand in for it, and the remark says so.
+    """
+    program = parse_program(text)
+    cycles = estimated_cycles(program)
+    instead = cycles.missing_bytes / chip.device_bytes_per_s
+    said = []
+    if cycles.missing:
+        opcodes = Counter(
+            line.opcode
+            for lines in program.computations.values()
+            for line in lines
+            if line.name in cycles.missing
+        )
+        kinds = ", ".join(f"{count} × {opcode}" for opcode, count in sorted(opcodes.items()))
+        said.append(f"step time: the compiler has no estimate of {kinds}; bytes over bandwidth count instead")
+    if cycles.endless:
+        said.append(f"step time: {len(cycles.endless)} loops of unknown length are counted as one turn")
+    if not cycles.total:
+        return {}, "the compiler gives no cycle estimates"
+    return {
+        "step_time_s": cycles.total / chip.clock_hz + instead,
+        "step_time_source": ESTIMATE,
+        "estimated_cycles": cycles.total,
+        "unestimated_instructions": len(cycles.missing),
+        "unestimated_s": instead,
+    }, "; ".join(said)
+
+
+def roofline_s(flops: int, moved_bytes: int, chip: Chip) -> float:
+    """Seconds that no device of `chip` can beat: products at its peak, or each argument and output once.
+
+    Args:
+      flops: of the program on one device, without what it computes again, which a compiler may save.
+      moved_bytes: arguments and outputs on one device.
+      chip: with published figures.
+    """
+    return max(flops / chip.device_flops_per_s, moved_bytes / chip.device_bytes_per_s)
