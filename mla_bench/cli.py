@@ -110,10 +110,13 @@ def sweep(
     executor: _Executor = None,
     time_budget: Annotated[
         str,
-        _engine(
-            "For timed steps of each case on local: 5, 1m; default 10s, 0 times none.",
-            "--time-budget",
+        typer.Option(
+            help="For timed steps of each case on local: 5, 1m; default 10s, 0 times none.",
             metavar="TIME",
+            show_default=False,
+            envvar="MLA_BENCH_TIME_BUDGET",
+            show_envvar=False,
+            rich_help_panel=_ENGINE,
         ),
     ] = "10s",
     no_cache: Annotated[

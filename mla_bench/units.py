@@ -101,6 +101,14 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def format_ms(seconds: float | None) -> str:
+    """`seconds` in ms with three digits, whole from 1000 on; empty for None. The heading has the unit."""
+    if seconds is None:
+        return ""
+    ms = seconds * 1e3
+    return f"{ms:.3g}" if ms < 999.5 else f"{ms:.0f}"
+
+
 def format_seconds(seconds: float) -> str:
     """`seconds` in a person's words: `8.2 s`, `3 min 20 s`, `1 h 05 min`."""
     if seconds < 60:

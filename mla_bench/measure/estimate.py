@@ -30,7 +30,7 @@ def estimate_fields(text: str, chip: Chip) -> tuple[dict[str, Any], str]:
             if line.name in cycles.missing
         )
         kinds = ", ".join(f"{count} × {opcode}" for opcode, count in sorted(opcodes.items()))
-        said.append(f"step time: the compiler has no estimate of {kinds}; bytes over bandwidth count instead")
+        said.append(f"step time: of {kinds} the compiler has no estimate, bytes over bandwidth count instead")
     if cycles.endless:
         said.append(f"step time: {len(cycles.endless)} loops of unknown length are counted as one turn")
     if not cycles.total:

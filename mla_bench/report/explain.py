@@ -29,7 +29,7 @@ def explanation(case: Explained, top: int) -> list["RenderableType"]:
     """The totals, what each kind of buffer takes, and the `top` largest buffers, for a rich console."""
     listed = case.hbm.buffers[:top]
     rest = case.hbm.buffers[top:]
-    shown = [_heading(case), _kinds(case), _buffers(case, listed)]
+    shown = [_heading(case), _kinds(case), "", _buffers(case, listed)]
     if rest:
         size = sum(buffer.size_bytes for buffer in rest)
         shown.append(f"and {len(rest)} smaller ones: {format_bytes(size)}.\n")
@@ -47,12 +47,12 @@ def comparison(before: Explained, after: Explained, top: int) -> list["Renderabl
     changes = [change for change in compare(before, after) if change.difference]
     shown: list[RenderableType] = [f"before  {before.name}\nafter   {after.name}\n", _sides(before, after)]
     if changes:
-        shown.append(_changes(changes[:top]))
+        shown += ["", _changes(changes[:top])]
         if rest := changes[top:]:
             sizes = sum(change.difference for change in rest)
             sign = "+" if sizes > 0 else "−"
             shown.append(f"and {len(rest)} smaller changes: {sign}{format_bytes(abs(sizes))}.\n")
-    return [*shown, sentence(before, after)]
+    return [*shown, "", sentence(before, after)]
 
 
 def write_timeline(cases: Sequence[Explained], directory: Path) -> Path:

@@ -10,16 +10,19 @@ from mla_bench.record import FAILED
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.report.plots import planned
 from mla_bench.report.words import (
+    STEP_WORDS,
     against_native,
     closing_of,
+    distinct,
     facts,
     out_of_memory,
     provenance,
+    step_change,
     title,
     version_warning,
 )
 from mla_bench.text import one_line
-from mla_bench.units import format_gib, format_mib, format_size
+from mla_bench.units import format_gib, format_mib, format_ms, format_size
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,6 +34,10 @@ All figures are per device. 1 GiB is 2³⁰ bytes, 1 MiB is 2²⁰.
 **HBM total** is what the device reserves for the program: arguments + outputs − aliased + temporaries,
 fragmentation included. It decides whether a case fits.
 **Live peak** is the most HBM in use at once; what is **on chip** is in neither figure.
+**Step time** is an estimate where the heading says so: the compiler's own cycles, loops multiplied out, over
+the chip's clock. **Roofline** is what no device can beat: products at the published peak, or arguments and
+outputs once through HBM. FLOPs are of products. **Recomputed** ones, of a rematerialised backward pass, are
+not in the **program's**; **needed** are those of the mathematics: of visible and selected keys alone.
 **OOM** has no total: its note has the compiler's words, which say where it gave up, not what a fit takes.
 """
 
@@ -77,14 +84,16 @@ def summary_markdown(frame: "DataFrame") -> str:
     preface = [f"> **{_escaped(warning)}**"] if warning else []
     parts = ["# Summary", *preface, "\n".join(claims), PREFACE.rstrip()]
     for group in groups(rows):
-        parts += _marked_down(_sheet(group))
+        parts += _marked_down(_sheet(group, wide=True))
         parts += [f"![{_escaped(plot.title)}](plots/{plot.name})" for plot in planned(group)]
     return "\n\n".join(parts) + "\n"
 
 
-def _sheet(group: Group) -> Sheet:
+def _sheet(group: Group, wide: bool = False) -> Sheet:
+    """`group` as text, in 80 columns unless it may be `wide`."""
     numbers: dict[str, int] = {}
-    columns = {name: [cell(group, row) for row in group.rows] for name, cell in _columns(group).items()}
+    chosen = _columns(group) | (_cost_columns(group) if wide else {})
+    columns = {name: [cell(group, row) for row in group.rows] for name, cell in chosen.items()}
     columns["note"] = [
         " ".join(str(numbers.setdefault(note, len(numbers) + 1)) for note in _notes(group, row))
         for row in group.rows
@@ -104,15 +113,49 @@ def _columns(group: Group) -> dict[str, Callable[[Group, Row], str]]:
         "seq": lambda _, row: format_size(row.seq_len),
         "chunk": lambda _, row: str(row.head_chunk or "native"),
     }
-    if group.is_host:
-        return point | {"host memory GiB\n(CPU compiler)": _total}
-    return point | {
-        "HBM total\nGiB": _total,
-        "live peak\nGiB": lambda _, row: format_gib(row.hbm_live_peak_bytes),
-        "on chip\nMiB": lambda _, row: format_mib(row.onchip_peak_bytes),
-        "HBM total\nvs native": _against_native,
-        "fits\nof limit": _fit,
+    step = {
+        f"step ms\n{STEP_WORDS[source]}": _step for source in distinct(group.rows, "step_time_source")[:1]
     }
+    if group.is_host:
+        return point | {"host memory GiB\n(CPU compiler)": _total} | step
+    return (
+        point
+        | {
+            "HBM total\nGiB": _total,
+            "live\npeak GiB": lambda _, row: format_gib(row.hbm_live_peak_bytes),
+            "on chip\nMiB": lambda _, row: format_mib(row.onchip_peak_bytes),
+            "HBM\nvs native": _against_native,
+        }
+        | step
+        | {"fits\nof limit": _fit}
+    )
+
+
+def _cost_columns(group: Group) -> dict[str, Callable[[Group, Row], str]]:
+    """What a step costs beside its time."""
+    several = len(distinct(group.rows, "step_time_source")) > 1
+    source = {"step time\nsource": lambda _, row: row.step_time_source or ""} if several else {}
+    return source | {
+        "roofline\nms": lambda _, row: format_ms(row.roofline_s),
+        "program's\nTFLOPs": lambda _, row: _tera(row.flops),
+        "recomputed\nTFLOPs": lambda _, row: _tera(row.flops_recomputed),
+        "needed\nTFLOPs": lambda _, row: _tera(row.flops_needed),
+        "MFU\n": lambda _, row: "" if row.mfu is None else f"{row.mfu:.0%}",
+        "device's own\npeak GiB": lambda _, row: format_gib(row.device_peak_bytes),
+    }
+
+
+def _tera(flops: int | None) -> str:
+    return "" if flops is None else f"{flops / 1e12:.3g}"
+
+
+def _step(group: Group, row: Row) -> str:
+    """Time of a step; an estimate against native's, a measured one with its interquartile range."""
+    if row.step_time_s is None or row.status != "ok":
+        return ""
+    if row.step_time_iqr_s is not None:
+        return f"{format_ms(row.step_time_s)} ±{format_ms(row.step_time_iqr_s / 2)}"
+    return f"{format_ms(row.step_time_s)} {step_change(group.natives.get(row.seq_len), row)}".rstrip()
 
 
 def _total(group: Group, row: Row) -> str:
@@ -125,7 +168,7 @@ def _against_native(group: Group, row: Row) -> str:
     if row.status != "ok":
         return ""
     native = group.natives.get(row.seq_len, row)
-    stopped = "" if native.status == "ok" else f"native {_total(group, native)}"
+    stopped = {"ok": "", "oom": "native OOM"}.get(native.status, "no native")
     return against_native(row) or stopped
 
 
@@ -150,8 +193,7 @@ def _notes(group: Group, row: Row) -> list[str]:
         said.append(f"{row.status}: {one_line(row.error or 'no reason was given', 160)}")
     elif group.total(row) is None:
         said.append("no memory figure" + ("" if row.note else "; the compiler gave no reason"))
-    if row.note:
-        said.append(one_line(row.note))
+    said += [one_line(part) for part in (row.note or "").split("; ") if part]
     if row.unfair and not (row.note and row.unfair == "no effect"):
         said.append(_unfair_note(group, row))
     return said

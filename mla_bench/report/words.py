@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from mla_bench.case import BUILT_IN, STAGES, differing
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
-from mla_bench.units import format_gib, format_size
+from mla_bench.units import format_gib, format_ms, format_size
 from mla_bench.versions import VERSIONS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+STEP_WORDS = {"measured": "measured", "compiler-estimate": "estimate", "roofline": "roofline"}
 SAME = 1.005  # below this a ratio reads 1.00×, and no one should act on it
 
 _ENDINGS = {"oom": "ran out of memory", "error": "failed", "crashed": "crashed", "timeout": "timed out"}
@@ -134,6 +135,15 @@ def against_native(row: Row) -> str:
     return row.unfair or (times(row.hbm_ratio) if row.is_compared else "")
 
 
+def step_change(native: Row | None, row: Row) -> str:
+    """How much longer or shorter a step is than native's, as `+14%`; empty without one by the same source."""
+    if native is None or not row.head_chunk or row.unfair or native.status != "ok":
+        return ""
+    if not (native.step_time_s and row.step_time_s) or native.step_time_source != row.step_time_source:
+        return ""
+    return f"{row.step_time_s / native.step_time_s - 1:+.0%}".replace("-", "−")
+
+
 def out_of_memory(row: Row) -> str:
     """The compiler's own words on an `oom` case; the figure in them is no total."""
     memory = row.oom_memory or "memory"  # as the compiler names it
@@ -245,7 +255,16 @@ def _difference(row: Row, group: Group) -> str:
     sign = "+" if after > before else "−"
     # Of the figures as they are shown, so that a reader's own subtraction agrees.
     shown = format_gib(before), format_gib(after)
-    return f"{' → '.join(shown)} GiB, {sign}{abs(Decimal(shown[1]) - Decimal(shown[0]))} GiB"
+    sizes = f"{' → '.join(shown)} GiB, {sign}{abs(Decimal(shown[1]) - Decimal(shown[0]))} GiB"
+    return "; ".join(filter(None, (sizes, _step_difference(group.natives[row.seq_len], row))))
+
+
+def _step_difference(native: Row, row: Row) -> str:
+    """What the change costs in time, by which source; empty where that is not known of both."""
+    if not (changed := step_change(native, row)):
+        return ""
+    source = {"measured": "measured", "compiler-estimate": "the compiler's estimate"}[row.step_time_source]
+    return f"step {format_ms(native.step_time_s)} → {format_ms(row.step_time_s)} ms, {changed}: {source}"
 
 
 def _listed(rows: Sequence[Row]) -> str:
