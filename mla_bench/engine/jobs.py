@@ -27,6 +27,7 @@ _CORES = 2
 _MEMORY_BYTES = 4 * GIB
 # The compiler keeps some 50 MiB of each compile; a new process costs three seconds.
 _RECYCLE_BYTES = 2 * GIB
+_ANSWER = "5s"  # the longest that a scheduler takes to answer
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def dask_executor(address: str) -> Iterator[Executor]:
     for log in ("distributed", "distributed.client"):
         logging.getLogger(log).setLevel(logging.CRITICAL)
     try:
-        client = Client(f"tcp://{place[1]}", timeout="10s", set_as_default=False)
+        client = Client(f"tcp://{place[1]}", timeout=_ANSWER, set_as_default=False)
     except (OSError, ValueError) as error:
         raise MlaBenchError(f"--executor {address}: no Dask scheduler answers there: {error}") from error
     with client:

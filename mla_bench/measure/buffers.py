@@ -114,13 +114,14 @@ def memory_view(hlo_proto: Path, space: int) -> MemoryView:
         view = json.loads(_converted(hlo_proto, "memory_viewer", options))
     except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"xprof gives no memory view of {_module(hlo_proto)}") from error
-    sizes = map(_bytes, view.get("heapSizes", ()))
+    sizes = tuple(map(_bytes, view.get("heapSizes", ())))
     return MemoryView(
         total_bytes=_bytes(view.get("totalBufferAllocationMib")),
         live_peak_bytes=_bytes(view.get("peakHeapMib")),
         buffers=tuple(map(_buffer, view.get("maxHeapBySize", ()))),
         timeline=tuple(zip(view.get("hloInstructionNames", ()), sizes, strict=True)),
-        peak_position=view.get("peakHeapSizePosition", 0),
+        # XProf's own position is the one before it.
+        peak_position=sizes.index(max(sizes)) if sizes else 0,
     )
 
 

@@ -144,7 +144,7 @@ def test_every_executor_gives_the_same_records(cluster, tmp_path):
     assert {int(path.read_text()) for path in (tmp_path / "impl").glob("*.pid")} == before
     assert cluster.workers() == before
     assert len(before) == 2
-    assert len(list((tmp_path / "run" / "xprof").rglob("*.hlo_proto.pb"))) == 1
+    assert len(list((tmp_path / "run" / "xprof").rglob("*.hlo_proto.pb"))) == 2
 
     threads = in_process(ThreadPoolExecutor(2), folder=tmp_path, **axes | {"target": "v5e"})
     spawn = multiprocessing.get_context("spawn")

@@ -52,7 +52,19 @@ def test_figures_units_and_change_stand_in_the_table(make):
         "on chip",
         "HBM",
     ]
-    assert units.split() == ["seq", "chunk", "GiB", "GiB", "MiB", "vs", "native", "of", "limit", "note"]
+    assert units.split() == [
+        "seq",
+        "chunk",
+        "GiB",
+        "peak",
+        "GiB",
+        "MiB",
+        "vs",
+        "native",
+        "of",
+        "limit",
+        "note",
+    ]
     assert line_of(text, "8k", "native", "66.01").split() == [
         "8k",
         "native",
