@@ -24,6 +24,7 @@ from mla_bench.errors import MlaBenchError, NotWrittenError
 from mla_bench.measure.buffers import PROFILE_SUFFIX
 from mla_bench.measure.protos import xspace_of_compiles
 from mla_bench.record import FAILED, SCHEMA, Record
+from mla_bench.targets import environment, parse_target
 from mla_bench.text import file_stem
 from mla_bench.versions import VERSIONS, compiler_flags, installed_version
 
@@ -240,6 +241,10 @@ def _manifest(command: Sequence[str], scenario: Mapping[str, Any], cases: Sequen
         **_surroundings(),
         "git": _git_revision(),
         "host": {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()},
+        # What the workers' processes have beside this one's environment.
+        "worker_environments": {
+            name: environment(parse_target(name)) for name in dict.fromkeys(case.target for case in cases)
+        },
         "scenario": scenario,
         "cases": [case.case_id for case in cases],
     }

@@ -70,7 +70,9 @@ def run_cases(say: Output, run: Run, sweep: Sweep, caught: Sequence[int]) -> boo
             run.keep(record, profile)
             if say.as_json:
                 say.records([record.to_json()])
-            ended(case.case_id, record.status, record_line(record), not record.cached)
+            # What is cached, or ran out of memory at once, says nothing of how long the others take.
+            counts = not record.cached and record.status != "oom"
+            ended(case.case_id, record.status, record_line(record), counts)
     return bool(caught)
 
 

@@ -204,7 +204,7 @@ def test_a_trace_is_read_back_and_says_that_a_cpu_has_no_device_rows(timed):
     assert "no device rows" in process.stdout
     assert "0.000" not in process.stdout
     (folder,) = out.glob("xprof/plugins/profile/*-trace-*")
-    assert read_trace(folder).step_s > 0
+    assert (read_trace(folder).step_s or 0) > 0
     assert not (out / ".trace").exists()
     # Again: the same folder, and still readable.
     assert mla_bench("trace", out, "chunk=4", "--steps", "2").returncode == 0

@@ -168,8 +168,16 @@ def _buffer(entry: dict[str, Any]) -> Buffer:
         group=entry.get("groupName", ""),
         op_name=entry.get("tfOpName", ""),
         opcode=entry.get("opCode", ""),
-        source=f"{source['fileName']}:{source['lineNumber']}" if source.get("fileName") else "",
+        source=_own_line(source),
     )
+
+
+def _own_line(source: dict[str, Any]) -> str:
+    """`path:line` of the innermost frame that is no installed package's, or else of the innermost."""
+    frames = [line.rpartition(":")[0] for line in source.get("stackFrame", "").splitlines()]
+    own = [frame for frame in frames if "-packages/" not in frame and not frame.startswith("<")]
+    innermost = f"{source['fileName']}:{source['lineNumber']}" if source.get("fileName") else ""
+    return next(iter(own), innermost)
 
 
 def _bytes(mib: float | None) -> int:

@@ -134,8 +134,10 @@ def _columns(group: Group) -> dict[str, Callable[[Group, Row], str]]:
 def _cost_columns(group: Group) -> dict[str, Callable[[Group, Row], str]]:
     """What a step costs beside its time."""
     several = len(distinct(group.rows, "step_time_source")) > 1
-    source = {"step time\nsource": lambda _, row: row.step_time_source or ""} if several else {}
-    return source | {
+    columns: dict[str, Callable[[Group, Row], str]] = {}
+    if several:
+        columns["step time\nsource"] = lambda _, row: row.step_time_source or ""
+    return columns | {
         "roofline\nms": lambda _, row: format_ms(row.roofline_s),
         "program's\nTFLOPs": lambda _, row: _tera(row.flops),
         "recomputed\nTFLOPs": lambda _, row: _tera(row.flops_recomputed),

@@ -46,7 +46,7 @@ def closing_of(rows: Sequence[Row]) -> list[str]:
         said += [
             f"{subject}: {line}." for line in lines or [f"nothing to compare for {workload}: {_NO_PAIR}"]
         ]
-    said += [_host(found), _failures(rows)]
+    said += [_host(found), _same_peak(rows), _failures(rows)]
     return [line for line in said if line] or ["Nothing to compare: there is no case."]
 
 
@@ -215,6 +215,18 @@ def _host(found: Sequence[Group]) -> str:
     targets = ", ".join(dict.fromkeys(group.first.target for group in found if group.is_host))
     figures = "host memory of the CPU compiler, never a stand-in for HBM: no saving is claimed"
     return f"Figures of {targets} are {figures}." if targets else ""
+
+
+def _same_peak(rows: Sequence[Row]) -> str:
+    """A remark where devices report one peak for programs that need different amounts: an allocator's."""
+    peaks = [row.device_peak_bytes for row in rows if row.device_peak_bytes]
+    totals = {row.hbm_total_bytes for row in rows if row.device_peak_bytes}
+    if len(peaks) < 2 or len(set(peaks)) > 1 or len(totals) < 2:
+        return ""
+    return (
+        f"The device reports a peak of {format_gib(peaks[0])} GiB for each of {len(peaks)} cases of "
+        "different totals: that is what its allocator holds, not what they need."
+    )
 
 
 def _failures(rows: Sequence[Row]) -> str:

@@ -18,11 +18,14 @@ def has_accelerator(root: Path = Path("/")) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """What must be set before jax is imported; nothing where there is an accelerator.
+    """What must be set before jax is imported.
 
-    Without one, an installed libtpu would wait for a metadata server.
+    Without an accelerator, an installed libtpu would wait for a metadata server. On a GPU jax would take most
+    of the memory at once, and a peak would be that of its allocator.
     """
-    return {} if has_accelerator() else {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+    if has_accelerator():
+        return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 
 
 def local_devices() -> list[Any]:

@@ -198,3 +198,36 @@ def test_markdown_links_are_the_plots_that_are_written(make, tmp_path):
 )
 def test_markdown_says_what_the_figures_are(sweep, words):
     assert words in summary_markdown(to_frame(sweep))
+
+
+def test_a_step_time_says_what_it_is(make):
+    estimated = [
+        make.ok(make.case(head_chunk=c), 9.0 - c / 8, step_time_s=t, step_time_source="compiler-estimate")
+        for c, t in ((0, 0.2131), (8, 0.2409))
+    ]
+    text = printed(estimated)
+    assert "step ms" in text.splitlines()[4]
+    assert "estimate" in text.splitlines()[5]
+    assert "241 +13%" in line_of(text, "8k", "8", "8.00")
+    assert max(map(len, text.splitlines())) <= 80
+    case = make.case(target="local", seq_len=64)
+    timed = make.host(case, 0.5) | {
+        "step_time_s": 0.0502,
+        "step_time_iqr_s": 0.001,
+        "step_time_source": "measured",
+    }
+    assert "50.2 ±0.5" in line_of(printed([timed]), "64", "native")
+    assert "measured" in printed([timed])
+
+
+def test_the_summary_has_roofline_and_flops(make):
+    cost = {
+        "roofline_s": 0.0154,
+        "flops": 7_050_000_000_000,
+        "flops_recomputed": 0,
+        "flops_needed": 2 * 10**12,
+    }
+    text = summary_markdown(to_frame([make.ok(make.case(), 66.01, mfu=0.41, **cost)]))
+    row = next(line for line in text.splitlines() if line.startswith("| 8k"))
+    assert "15.4 | 7.05 | 0 | 2 | 41%" in row
+    assert "needed TFLOPs" in text

@@ -193,3 +193,22 @@ def test_outputs_of_another_structure_claim_nothing(make):
     records = [native | {"output_structure": "a"}, chunked | {"output_structure": "b"}]
     assert "less HBM than native" not in said(records)
     assert "the outputs are not native's in names or shapes" in said(records)
+
+
+def test_one_peak_in_every_row_is_the_allocators(make):
+    rows = [make.ok(make.case(head_chunk=chunk), 10.0 + chunk, device_peak_bytes=2**36) for chunk in (0, 8)]
+    assert "a peak of 64.00 GiB for each of 2 cases" in " ".join(closing(to_frame(rows)))
+    rows[1]["device_peak_bytes"] = 2**35
+    assert "allocator" not in " ".join(closing(to_frame(rows)))
+
+
+def test_the_cost_in_time_stands_beside_the_saving(make):
+    estimate = {"step_time_source": "compiler-estimate"}
+    native = make.ok(make.case(), 66.01, step_time_s=0.142, **estimate)
+    chunked = make.ok(make.case(head_chunk=8), 6.63, step_time_s=0.183, **estimate)
+    (line,) = closing(to_frame([native, chunked]))
+    assert line.endswith("(66.01 → 6.63 GiB, −59.38 GiB; step 142 → 183 ms, +29%: the compiler's estimate).")
+    # A measured time and an estimate are never compared.
+    chunked["step_time_source"] = "measured"
+    (line,) = closing(to_frame([native, chunked]))
+    assert "step" not in line
