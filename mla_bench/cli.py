@@ -64,7 +64,8 @@ def _engine(help_text: str, *names: str, metavar: str) -> typer.models.OptionInf
 
 
 _Jobs = Annotated[
-    int | None, _engine("Compiles at once; default by cores (2 a job) and memory.", "--jobs", metavar="N")
+    int | None,
+    _engine("Compiles at once; default by cores (2 a job), cases and memory.", "--jobs", metavar="N"),
 ]
 _Timeout = Annotated[
     str, _engine("Longest time for a case: 90, 10m, 1h; default 30m.", "--timeout", metavar="TIME")
@@ -183,7 +184,7 @@ def sweep(
             "timed steps on local need the machine for themselves: leave out --jobs and --executor, or time "
             "none with --time-budget 0"
         )
-    workers = choose_executor(executor, 1 if times else jobs, limits.memory_bytes)
+    workers = choose_executor(executor, 1 if times else jobs, limits.memory_bytes, len(cases))
 
     say = Output(quiet, as_json)
     # The workers first: a cluster that does not answer leaves no run behind.

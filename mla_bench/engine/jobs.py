@@ -22,9 +22,10 @@ from mla_bench.errors import MlaBenchError
 from mla_bench.units import GIB
 from mla_bench.versions import compiler_flags
 
-# A compile keeps close to two cores busy, so more jobs than cores / 2 gain little. But two of them on two
-# cores have one lower and read its figures while the other compiles: results/engine/bench.md has the gain.
-_CORES, _FEWEST = 2, 2
+# A compile keeps close to two cores busy, so more jobs than cores / 2 gain little. But two on two cores, in a
+# sweep long enough for the second worker's start, have one lower and read figures while the other compiles;
+# results/engine/bench.md has the gain.
+_CORES, _FEWEST, _LONG = 2, 2, 8
 _MEMORY_BYTES = 4 * GIB
 # The compiler keeps some 50 MiB of each compile; a new process costs three seconds.
 _RECYCLE_BYTES = 2 * GIB
@@ -140,10 +141,10 @@ def _dask_cancelled() -> Callable[[], bool]:
     return lambda: key not in worker.state.tasks or worker.state.tasks[key].state == "cancelled"
 
 
-def default_jobs(memory_per_job: int | None = None) -> int:
-    """How many jobs at once this machine's cores and memory allow; at least one."""
+def default_jobs(cases: int, memory_per_job: int | None = None) -> int:
+    """How many jobs at once this machine's cores and memory allow for so many cases; at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    useful = max(cores // _CORES, min(cores, _FEWEST))
+    useful = max(cores // _CORES, min(cores, _FEWEST) if cases >= _LONG else 1)
     return max(1, min(useful, psutil.virtual_memory().total // (memory_per_job or _MEMORY_BYTES)))
 
 
@@ -211,7 +212,7 @@ class _DaskExecutor(Executor):
 
 
 def choose_executor(
-    executor: str | None, jobs: int | None, memory_per_job: int | None
+    executor: str | None, jobs: int | None, memory_per_job: int | None, cases: int
 ) -> AbstractContextManager[Executor]:
     """What runs the cases, not begun yet.
 
@@ -224,4 +225,4 @@ def choose_executor(
         return dask_executor(executor)
     if jobs is not None and jobs < 1:
         raise MlaBenchError(f"--jobs: {jobs} is no number of jobs; write 1 or more")
-    return local_executor(jobs or default_jobs(memory_per_job))
+    return local_executor(jobs or default_jobs(cases, memory_per_job))

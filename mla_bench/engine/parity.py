@@ -19,7 +19,7 @@ def check_parity(cases: Sequence[Case], tolerance: float | None) -> Iterator[tup
     A case over which the worker dies fails, as one does whose implementation raises; the others still run.
     """
     compare = partial(run_parity, tolerance=tolerance)
-    with local_executor(default_jobs()) as executor:
+    with local_executor(default_jobs(len(cases))) as executor:
         jobs = [Job(compare, case, _ENVIRONMENT, case.impl) for case in cases]
         futures = [executor.submit(run_job, job) for job in jobs]
         for case, future in zip(cases, futures, strict=True):

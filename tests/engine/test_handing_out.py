@@ -3,9 +3,12 @@
 import subprocess
 import sys
 from concurrent.futures import Executor, Future
+from types import SimpleNamespace
 
 import pytest
 
+from mla_bench.engine import jobs
+from mla_bench.engine.jobs import default_jobs
 from mla_bench.engine.sweep import Sweep, in_order
 from mla_bench.record import Record
 from mla_bench.scenario import Scenario, expand
@@ -40,6 +43,18 @@ def test_the_longest_go_first_and_an_implementation_stays_together(tmp_path):
     first = [(case.workload, case.mode, case.seq_len) for case in ordered[:8]]
     assert first[:2] == [("mla", "train", 8192), ("mla", "train", 4096)]
     assert first[-1] == ("indexer", "forward", 4096)
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "cases", "expected"),
+    [(2, 64, 1, 1), (2, 64, 8, 2), (1, 64, 99, 1), (16, 64, 1, 8), (16, 16, 99, 4), (16, 2, 99, 1)],
+)
+def test_jobs_follow_cores_memory_and_cases(cores, gib, cases, expected, monkeypatch):
+    memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(total=gib * 2**30))
+    monkeypatch.setattr(jobs, "psutil", memory)
+    monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    assert default_jobs(cases) == expected
+    assert default_jobs(cases, memory_per_job=2**60) == 1
 
 
 def test_a_wide_sweep_is_handed_out_little_by_little():
