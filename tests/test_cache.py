@@ -4,13 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from command import TINY, mla_bench, read_records, started, until
 
+from mla_bench import worker
 from mla_bench.cache import Cache, default_folder
+from mla_bench.case import Case
 from mla_bench.measure.buffers import rename_module
 from mla_bench.measure.protos import message_class
+from mla_bench.models import MODELS
+from mla_bench.worker import run_case
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 FIGURES = {"status": "ok", "compile_s": 1.5, "hbm_total_bytes": 2**45}
@@ -244,22 +249,39 @@ def test_nothing_is_compiled_twice_for_a_tpu(tmp_path):
     assert {r["workload"]: r["cached"] for r in edited.values()} == {"indexer": True, "indexer-loss": False}
 
 
-def test_the_key_has_all_that_the_compiler_sees(tmp_path):
+def test_the_key_has_all_that_the_compiler_sees(tmp_path, cache, monkeypatch):
+    import jax
+
     impl = tmp_path / "mine.py"
     impl.write_text(MINE)
-    flags = ("--impl", f"{impl}:build", "--workload", "indexer", "--chunk", "1")
+    case = Case(MODELS["deepseek-v3.2"], "indexer", "forward", 64, target="local", impl=f"{impl}:build")
 
-    def cached(name, *more, **variables):
-        (record,) = sweep(tmp_path, name, *flags, *(more or ("--target", "local")), **variables).values()
-        return record["cached"]
+    def cached(**changed):
+        record, _ = run_case(replace(case, **changed), cache)
+        assert record.status == "ok", record.error
+        return record.cached
 
-    assert not cached("first")
-    assert cached("again")
-    assert not cached("option", "--target", "local", "--xla-option", "xla_cpu_enable_fast_math=true")
-    assert not cached("flags", XLA_FLAGS="--xla_cpu_enable_fast_min_max=true")
-    assert not cached("setting", JAX_DEFAULT_MATMUL_PRECISION="highest")
-    assert not cached("another", LIBTPU_INIT_ARGS="--xla_tpu_scoped_vmem_limit_kib=65536")
-    assert cached("first-again")
+    assert not cached()
+    assert cached()
+    assert not cached(xla_options=(("xla_cpu_enable_fast_math", "true"),))
+    # Of the environment, jax and libtpu look once, as a process begins; the key looks at each case.
+    for name, value in (
+        ("XLA_FLAGS", "--xla_cpu_enable_fast_min_max=true"),
+        ("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=65536"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, value)
+            assert not cached()
+    precision = jax.config.values["jax_default_matmul_precision"]
+    jax.config.update("jax_default_matmul_precision", "highest")
+    try:
+        assert not cached()
+    finally:
+        jax.config.update("jax_default_matmul_precision", precision)
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "installed_version", lambda _: "0.0.1")
+        assert not cached()
+    assert cached()
 
 
 def test_without_the_cache_equal_programs_of_a_sweep_still_compile_once(tmp_path):
