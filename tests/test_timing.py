@@ -51,7 +51,7 @@ def build(case):
 """
 
 
-def sweep(out, *flags, budget="0.5"):
+def sweep(out, *flags, budget="0.2"):
     process = mla_bench("sweep", *LOCAL, *flags, "--out", out, "--time-budget", budget)
     return process, read_records(out) if out.exists() else []
 
@@ -206,9 +206,6 @@ def test_a_trace_is_read_back_and_says_that_a_cpu_has_no_device_rows(timed):
     (folder,) = out.glob("xprof/plugins/profile/*-trace-*")
     assert (read_trace(folder).step_s or 0) > 0
     assert not (out / ".trace").exists()
-    # Again: the same folder, and still readable.
-    assert mla_bench("trace", out, "chunk=4", "--steps", "2").returncode == 0
-    assert len(list(out.glob("xprof/plugins/profile/*-trace-*"))) == 1
 
 
 TRACING = """
