@@ -288,7 +288,6 @@ def explain(
     from mla_bench.runs import Run
 
     console, kept = open_console(), Run(run)
-    kept.manifest()
     records = kept.records()
     chosen = [choose_case(records, name) for name in ((case, against) if against else (case,))]
     cases = [read_case(kept, record) for record in chosen]
@@ -317,7 +316,6 @@ def trace(
     from mla_bench.units import parse_seconds
 
     kept, seconds, console = Run(run), parse_seconds(timeout), open_console()
-    kept.manifest()
     record = choose_case(kept.records(), case)
     view = f"mla-bench view {run}"
     if record["target"] != LOCAL:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+NO_XPROF = "xprof is not installed: pip install tensorboard-plugin-profile"
+
 
 class MlaBenchError(Exception):
     """Bad input, or a surrounding that does not allow the request.

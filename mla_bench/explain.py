@@ -1,13 +1,13 @@
 """What is alive at a case's peak, sorted by what it is to a person, and what a change did to it."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mla_bench.console import silenced
-from mla_bench.errors import MlaBenchError
-from mla_bench.measure.buffers import HBM_SPACE, ONCHIP_SPACE, Buffer, MemoryView, in_loops, memory_view
+from mla_bench.errors import NO_XPROF, MlaBenchError
+from mla_bench.measure.buffers import Buffer, MemoryView, memory_views
 from mla_bench.runs import Run
 from mla_bench.units import format_bytes, format_gib
 
@@ -21,6 +21,10 @@ _SHAPE = re.compile(
 _PARAMETER = re.compile(r"\['(?:kernel|scale|bias|embedding)'\]|\b(?:params|weights)\b")
 _SOFTMAX_OPS = {"exp", "div", "sub", "reduce_max", "max", "log", "softmax", "log_softmax"}
 _COPY_OPCODES = {"copy", "copy-start", "copy-done", "transpose"}
+_SAME = 0.005  # below this share of the total nobody should act on a difference
+_WORTH_SAYING = 0.05  # of the difference
+
+_Key = tuple[str, str, str, str]  # kind, operation, source line and dtype of buffers that go together
 
 
 @dataclass(frozen=True)
@@ -136,10 +140,9 @@ def read_case(run: Run, record: Mapping[str, Any]) -> Explained:
         raise MlaBenchError(f"{record['case_id']} has no profile: {profile} is missing")
     try:
         with silenced():
-            views = [memory_view(profile, space) for space in (HBM_SPACE, ONCHIP_SPACE)]
-            hbm, onchip = (in_loops(view, profile) for view in views)
+            hbm, onchip = memory_views(profile)
     except ImportError as error:
-        raise MlaBenchError("xprof is not installed: pip install tensorboard-plugin-profile") from error
+        raise MlaBenchError(NO_XPROF) from error
     except ValueError as error:
         raise MlaBenchError(f"{profile}: {error}") from error
     return Explained(record, hbm, onchip)
@@ -246,10 +249,6 @@ def operation(buffer: Buffer) -> str:
     return _last_op(buffer) or buffer.opcode or buffer.name
 
 
-_SAME = 0.005  # below this share of the total nobody should act on a difference
-_WORTH_SAYING = 0.05  # of the difference
-
-
 def _total(record: Mapping[str, Any]) -> int:
     return record.get("hbm_total_bytes") or record.get("host_total_bytes") or 0
 
@@ -264,9 +263,6 @@ def _last_op(buffer: Buffer) -> str:
     return buffer.op_name.rpartition("/")[2]
 
 
-_Key = tuple[str, str, str, str]
-
-
 def _gathered(case: Explained) -> dict[_Key, tuple[str, int]]:
     """Shapes and bytes of all buffers at the peak, by kind, operation, source line and dtype."""
     found: dict[_Key, list[Buffer]] = {}
@@ -274,7 +270,10 @@ def _gathered(case: Explained) -> dict[_Key, tuple[str, int]]:
         dtype = _read_shape(buffer.shape)[0]
         key = (case.kind(buffer), operation(buffer), source_line(buffer.source), dtype)
         found.setdefault(key, []).append(buffer)
-    return {key: (_shapes(buffers), _sum(buffers, lambda b: b.size_bytes)) for key, buffers in found.items()}
+    return {
+        key: (_shapes(buffers), sum(buffer.size_bytes for buffer in buffers))
+        for key, buffers in found.items()
+    }
 
 
 def _shapes(buffers: Sequence[Buffer]) -> str:
@@ -285,10 +284,6 @@ def _shapes(buffers: Sequence[Buffer]) -> str:
         if len(shapes) > 1 and set(shapes) == {first}
         else ", ".join(dict.fromkeys(filter(None, shapes)))
     )
-
-
-def _sum(buffers: Iterable[Buffer], size: Callable[[Buffer], int]) -> int:
-    return sum(map(size, buffers))
 
 
 def _moved(kind: str, size: int, changes: Sequence[Change]) -> str:

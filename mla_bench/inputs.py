@@ -5,6 +5,13 @@ from typing import Any
 import numpy as np
 
 
+def leaf_name(path: Any) -> str:
+    """Dotted name of a leaf, such as `0.indexer.wk.kernel`, from its path as jax's trees give it."""
+    import jax
+
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
 def random_value(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Normal values: kernels by fan-in, norm scales about 1, all else of variance 1; never all zeros.
 

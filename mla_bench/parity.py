@@ -17,7 +17,7 @@ import numpy as np
 
 from mla_bench import reference
 from mla_bench.case import BUILT_IN, Case, Graph
-from mla_bench.inputs import random_value
+from mla_bench.inputs import leaf_name, random_value
 from mla_bench.models import Model
 from mla_bench.verdict import FAIL, NOT_COMPARED, OWN_NATIVE, PASS, REFERENCE, OutputParity, ParityRow
 from mla_bench.worker import build_graph, error_words
@@ -119,7 +119,7 @@ def run(case: Case, arguments: Arrays) -> dict[str, np.ndarray]:
 
     graph = _graph(case)
     leaves, tree = jax.tree_util.tree_flatten_with_path(graph.arguments)
-    values = [np.asarray(arguments[_name(path)]).astype(leaf.dtype) for path, leaf in leaves]
+    values = [np.asarray(arguments[leaf_name(path)]).astype(leaf.dtype) for path, leaf in leaves]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         outputs = jax.jit(graph.function, compiler_options=reference.quick_compile())(*tree.unflatten(values))
     return {name: np.asarray(value) for name, value in _flatten(outputs).items()}
@@ -148,13 +148,7 @@ def _flatten(tree: Any) -> dict[str, Any]:
     """From dotted name to leaf."""
     import jax
 
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
-
-
-def _name(path: Any) -> str:
-    import jax
-
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def _signature(case: Case) -> Signature:

@@ -7,6 +7,7 @@ from mla_bench.case import Case
 
 SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "crashed", "timeout")
+MEASURED, ESTIMATE = "measured", "compiler-estimate"  # sources of a step time
 FAILED = ("error", "crashed", "timeout")  # running out of memory is a result
 
 

@@ -163,6 +163,7 @@ class Run:
           MlaBenchError: they cannot be read, or a line is no record; a last one that a killed process left
             half-written is none.
         """
+        order = {name: place for place, name in enumerate(self.manifest()["cases"])}
         found: dict[str, dict[str, Any]] = {}
         try:
             lines = self.records_path.read_bytes().split(b"\n")
@@ -174,7 +175,6 @@ class Run:
                 found[record["case_id"]] = record
             elif number < len(lines):
                 raise MlaBenchError(f"{self.records_path}: line {number} is no record; remove that line")
-        order = {name: place for place, name in enumerate(self.manifest()["cases"])}
         return sorted(found.values(), key=lambda record: order.get(record["case_id"], len(order)))
 
     def missing(self, cases: Sequence[Case]) -> list[Case]:

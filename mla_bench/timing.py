@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from mla_bench.case import Case, Graph
-from mla_bench.inputs import random_value
-from mla_bench.measure.estimate import MEASURED
+from mla_bench.inputs import leaf_name, random_value
 from mla_bench.measure.flops import needed_flops
 from mla_bench.measure.steps import time_steps
+from mla_bench.record import MEASURED
 from mla_bench.targets import chip_of
 from mla_bench.targets.local import local_devices
 from mla_bench.text import file_stem
@@ -87,10 +87,7 @@ def _arguments(graph: Graph, device: Any) -> Iterator[tuple[Any, ...]]:
         rng = np.random.default_rng(seed)
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: jax.device_put(
-                random_value(
-                    rng, jax.tree_util.keystr(path, simple=True, separator="."), leaf.shape, leaf.dtype
-                ),
-                device,
+                random_value(rng, leaf_name(path), leaf.shape, leaf.dtype), device
             ),
             graph.arguments,
         )

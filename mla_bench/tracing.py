@@ -3,23 +3,21 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mla_bench.case import Case
 from mla_bench.console import silenced
-from mla_bench.engine.jobs import Job, local_executor, run_job
+from mla_bench.engine.jobs import local_executor, run_job
 from mla_bench.engine.process import Death, Limits
-from mla_bench.engine.sweep import lacks_memory
-from mla_bench.errors import MlaBenchError
+from mla_bench.engine.sweep import case_job, lacks_memory
+from mla_bench.errors import NO_XPROF, MlaBenchError
 from mla_bench.runs import Run
 from mla_bench.scenario import expand, scenario_of
-from mla_bench.targets import environment, parse_target
 from mla_bench.text import file_stem, one_line
 from mla_bench.timing import trace_case
-from mla_bench.versions import compiler_flags
 
 _US = 1e-6
 
@@ -90,9 +88,8 @@ def capture(run: Run, record: Mapping[str, Any], steps: int, seconds: float) -> 
         raise MlaBenchError(f"{case.case_id} was not traced: {lacking}")
     place = run.profile_path.parent / f"{run.profile_path.name}-trace-{file_stem(case.case_id)}"
     part = run.path / ".trace"
-    variables = compiler_flags() | environment(parse_target(case.target))
     traced = partial(trace_case, steps=steps, folder=part.resolve())
-    job = Job(traced, case, variables, case.impl, Limits(seconds), alone=True)
+    job = replace(case_job(traced, case, Limits(seconds)), alone=True)
     shutil.rmtree(part, ignore_errors=True)
     try:
         with local_executor(1) as executor:
@@ -129,7 +126,7 @@ def read_trace(folder: Path) -> Trace:
                 _converted(folder, tool) for tool in ("overview_page", "hlo_stats", "memory_profile")
             )
     except ImportError as error:
-        raise MlaBenchError("xprof is not installed: pip install tensorboard-plugin-profile") from error
+        raise MlaBenchError(NO_XPROF) from error
     except (ValueError, TypeError) as error:
         raise MlaBenchError(f"XProf cannot read back the trace in {folder}: {error}") from error
     said: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mla_bench.console import silenced
-from mla_bench.errors import MlaBenchError
+from mla_bench.errors import NO_XPROF, MlaBenchError
 
 _HOST = "127.0.0.1"
 
@@ -35,7 +35,7 @@ def _serve(logdir: Path, port: int, ready: Callable[[str], None]) -> None:
         from cheroot import wsgi
         from xprof import server as xprof
     except ImportError as error:
-        raise MlaBenchError("xprof is not installed: pip install tensorboard-plugin-profile") from error
+        raise MlaBenchError(NO_XPROF) from error
     logging.getLogger("tensorboard.plugins.profile").setLevel(logging.ERROR)  # a line a request
     folder = str(logdir.resolve())
     context = xprof.TBContext(folder, xprof.DataProvider(folder), xprof.TBContext.Flags(False))

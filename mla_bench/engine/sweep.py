@@ -88,16 +88,21 @@ class Sweep:
             yield case, *_result(case, future)
 
     def _job(self, case: Case) -> Job:
-        variables = compiler_flags() | environment(parse_target(case.target))
-        return Job(partial(run_case, cache=self.cache), case, variables, case.impl, self.limits)
+        return case_job(partial(run_case, cache=self.cache), case, self.limits)
 
     def _timing(self, case: Case) -> Job | None:
         if not (self.time_budget_s and case.target == LOCAL):
             return None
-        job = partial(time_case, budget_s=self.time_budget_s)
         seconds = _SLOWEST_STEPS * self.time_budget_s + _WARM_UP_S
         limits = replace(self.limits, seconds=min(seconds, self.limits.seconds or seconds))
-        return replace(self._job(case), function=job, limits=limits, alone=True)
+        timing = partial(time_case, budget_s=self.time_budget_s)
+        return replace(case_job(timing, case, limits), alone=True)
+
+
+def case_job(function: Callable[[Case], Any], case: Case, limits: Limits) -> Job:
+    """The job that calls `function` on `case`, with the variables of its target and this process's flags."""
+    variables = compiler_flags() | environment(parse_target(case.target))
+    return Job(function, case, variables, case.impl, limits)
 
 
 def run_timed(job: Job, timing: Job | None) -> tuple[Record, bytes | None] | Death:

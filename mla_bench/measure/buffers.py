@@ -109,9 +109,8 @@ def memory_view(hlo_proto: Path, space: int) -> MemoryView:
       ImportError: xprof is not installed.
       ValueError: its converter cannot read the file.
     """
-    options = {"memory_space": str(space)}
     try:
-        view = json.loads(_converted(hlo_proto, "memory_viewer", options))
+        view = json.loads(_converted(hlo_proto, "memory_viewer", memory_space=str(space)))
     except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"xprof gives no memory view of {_module(hlo_proto)}") from error
     sizes = tuple(map(_bytes, view.get("heapSizes", ())))
@@ -125,34 +124,37 @@ def memory_view(hlo_proto: Path, space: int) -> MemoryView:
     )
 
 
-def in_loops(view: MemoryView, hlo_proto: Path) -> MemoryView:
-    """`view` with `in_loop` of each buffer found out, by the program's text from the same profile.
+def memory_views(hlo_proto: Path) -> tuple[MemoryView, ...]:
+    """`memory_view` of HBM and of what is on chip, with `in_loop` of each buffer by the program's text.
 
     Raises:
       ImportError, ValueError: as `memory_view`.
     """
-    text = _converted(hlo_proto, "graph_viewer", {"graph_viewer_options": {"type": "short_txt"}})
+    text_options = {"type": "short_txt", "module_name": _module(hlo_proto)}
+    text = _converted(hlo_proto, "graph_viewer", graph_viewer_options=text_options)
     if not text:
         raise ValueError(f"xprof gives no text of {_module(hlo_proto)}")
     looped = instructions_in_loops(parse_program(text.decode() if isinstance(text, bytes) else text))
-    # A buffer of an instruction with several has its place among them in braces.
-    found = [replace(buffer, in_loop=buffer.name.partition("{")[0] in looped) for buffer in view.buffers]
-    return replace(view, buffers=tuple(found))
+
+    def told(buffer: Buffer) -> Buffer:
+        # A buffer of an instruction with several has its place among them in braces.
+        return replace(buffer, in_loop=buffer.name.partition("{")[0] in looped)
+
+    views = [memory_view(hlo_proto, space) for space in SPACES]
+    return tuple(replace(view, buffers=tuple(map(told, view.buffers))) for view in views)
 
 
 def _module(hlo_proto: Path) -> str:
     return hlo_proto.name.removesuffix(PROFILE_SUFFIX)
 
 
-def _converted(hlo_proto: Path, tool: str, options: dict[str, Any]) -> Any:
+def _converted(hlo_proto: Path, tool: str, **options: Any) -> Any:
     """What one of XProf's tools makes of a profile, chosen by the name of its module."""
     from xprof.convert import raw_to_tool_data
 
-    module = _module(hlo_proto)
-    named = {"host": module, "module_name": module}
-    viewer = {"graph_viewer_options": options["graph_viewer_options"] | named} if "graph" in tool else {}
+    options |= {"host": _module(hlo_proto), "module_name": _module(hlo_proto)}
     # The converter knows a folder by its last slash and answers None without it.
-    data, _ = raw_to_tool_data.xspace_to_tool_data([f"{hlo_proto.parent}/"], tool, options | named | viewer)
+    data, _ = raw_to_tool_data.xspace_to_tool_data([f"{hlo_proto.parent}/"], tool, options)
     return data
 
 
@@ -174,10 +176,10 @@ def _buffer(entry: dict[str, Any]) -> Buffer:
 
 def _own_line(source: dict[str, Any]) -> str:
     """`path:line` of the innermost frame that is no installed package's, or else of the innermost."""
-    frames = [line.rpartition(":")[0] for line in source.get("stackFrame", "").splitlines()]
-    own = [frame for frame in frames if "-packages/" not in frame and not frame.startswith("<")]
-    innermost = f"{source['fileName']}:{source['lineNumber']}" if source.get("fileName") else ""
-    return next(iter(own), innermost)
+    for frame in source.get("stackFrame", "").splitlines():
+        if "-packages/" not in frame and not frame.startswith("<"):
+            return frame.rpartition(":")[0]  # without its column
+    return f"{source['fileName']}:{source['lineNumber']}" if source.get("fileName") else ""
 
 
 def _bytes(mib: float | None) -> int:

@@ -7,9 +7,8 @@ from collections import Counter
 from typing import Any
 
 from mla_bench.measure.program import estimated_cycles, parse_program
+from mla_bench.record import ESTIMATE
 from mla_bench.targets.chips import Chip
-
-ESTIMATE, ROOFLINE, MEASURED = "compiler-estimate", "roofline", "measured"
 
 
 def estimate_fields(text: str, chip: Chip) -> tuple[dict[str, Any], str]:

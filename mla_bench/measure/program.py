@@ -28,16 +28,14 @@ _ITEM_BITS = {
 }  # fmt: skip
 
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
-_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _ARRAY = re.compile(r"([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
-_OPERAND = re.compile(r"%?([A-Za-z_][\w.\-]*)\s*(?:,|$)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(
     r"\b(condition|body|calls|to_apply|true_computation|false_computation|branch_computations)="
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
-_DIRECTION = re.compile(r"direction=([A-Z]+)")
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class Instruction:
     opcode: str
     operands: str
     attributes: str
-    is_root: bool = False
 
     @cached_property
     def called(self) -> dict[str, tuple[str, ...]]:
@@ -127,7 +124,7 @@ def parse_program(text: str) -> Program:
             current = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
         elif current is not None and (found := _INSTRUCTION.match(line)):
-            current.append(_instruction(found[2], found[3], bool(found[1])))
+            current.append(_instruction(found[1], found[2]))
     if not entry:
         raise ValueError("this text is no HLO module: it has no ENTRY computation")
     return Program({name: tuple(lines) for name, lines in computations.items()}, entry)
@@ -225,12 +222,12 @@ def _entered(line: Instruction) -> Iterator[str]:
             yield from names
 
 
-def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
+def _instruction(name: str, rest: str) -> Instruction:
     """From `shape opcode(operands), attributes`."""
     shape, rest = _split(rest) if rest.startswith("(") else rest.split(" ", 1)
     opcode, _, rest = rest.strip().partition("(")
     operands, attributes = _split(f"({rest}")
-    return Instruction(name, shape, opcode, operands[1:-1], attributes.lstrip(", "), is_root)
+    return Instruction(name, shape, opcode, operands[1:-1], attributes.lstrip(", "))
 
 
 def _split(text: str) -> tuple[str, str]:

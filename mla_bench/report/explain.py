@@ -17,6 +17,7 @@ from mla_bench.explain import (
     source_line,
 )
 from mla_bench.measure.buffers import Buffer
+from mla_bench.report.words import chunk_name
 from mla_bench.text import file_stem
 from mla_bench.units import GIB, format_bytes, format_gib, format_mib
 
@@ -179,11 +180,11 @@ def _timeline(cases: Sequence[Explained]):
     facts = f"{cases[0].name}" + (f" against {cases[1].name}" if len(cases) > 1 else "")
     far = "" if near or not limit else f" · limit {format_gib(limit * GIB)} GiB, far above"
     body = 3.3
-    figure = plots.page(_message(cases), (facts, f"{_memory(cases)} alive over program order{far}"), body)
+    figure = plots.page(_message(cases), (facts, f"{cases[0].memory} alive over program order{far}"), body)
     axes = plots.axes_of(figure, body)
     axes.set(xlim=(0, 1), ylim=(0, max(largest, limit if near else 0) * 1.12))
     axes.set_xticks([0, 1], ["first instruction", "last"])
-    axes.set_ylabel(f"{_memory(cases)} alive, GiB")
+    axes.set_ylabel(f"{cases[0].memory} alive, GiB")
     axes.grid(axis="y", color=plots.GRID)
     if near:
         axes.axhline(limit, color=plots.FAINT, linestyle=(0, (5, 3)), linewidth=1)
@@ -195,7 +196,7 @@ def _timeline(cases: Sequence[Explained]):
         axes.fill_between(places, sizes, step="post", color=colour, alpha=0.12, linewidth=0)
         top, peak = case.hbm.peak_position, case.hbm.live_peak_bytes
         axes.plot(places[top], peak / GIB, marker="o", markersize=5, color=colour)
-        words = f"{_short(case)}  {format_gib(peak)} GiB\n{_largest(case)}"
+        words = f"{chunk_name(case.record['head_chunk'])}  {format_gib(peak)} GiB\n{_largest(case)}"
         crowded = near and peak / GIB < limit < 1.3 * peak / GIB
         plots.label(axes, (places[top], peak / GIB), words, rise=-14 if crowded else 14, color=colour)
     return figure
@@ -207,15 +208,6 @@ def _message(cases: Sequence[Explained]) -> str:
         return f"{_percent(size / (cases[0].hbm.live_peak_bytes or 1))} of the peak is {kind}"
     peaks = [case.hbm.live_peak_bytes for case in cases]
     return f"The peak goes from {format_gib(peaks[0])} to {format_gib(peaks[1])} GiB"
-
-
-def _memory(cases: Sequence[Explained]) -> str:
-    return cases[0].memory
-
-
-def _short(case: Explained) -> str:
-    chunk = case.record["head_chunk"]
-    return f"chunk {chunk}" if chunk else "native"
 
 
 def _largest(case: Explained) -> str:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from mla_bench.case import BUILT_IN, STAGES, differing
+from mla_bench.record import ESTIMATE, MEASURED
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.units import format_gib, format_ms, format_size
 from mla_bench.versions import VERSIONS
@@ -14,7 +15,7 @@ from mla_bench.versions import VERSIONS
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-STEP_WORDS = {"measured": "measured", "compiler-estimate": "estimate", "roofline": "roofline"}
+STEP_WORDS = {MEASURED: "measured", ESTIMATE: "estimate"}
 SAME = 1.005  # below this a ratio reads 1.00×, and no one should act on it
 
 _ENDINGS = {"oom": "ran out of memory", "error": "failed", "crashed": "crashed", "timeout": "timed out"}
@@ -111,8 +112,13 @@ def details(row: Row) -> list[str]:
 
 
 def chunk(row: Row) -> str:
-    """The head chunk in words."""
-    return f"chunk {row.head_chunk}" if row.head_chunk else "native"
+    """The head chunk of a case in words."""
+    return chunk_name(row.head_chunk)
+
+
+def chunk_name(head_chunk: int) -> str:
+    """A head chunk in words."""
+    return f"chunk {head_chunk}" if head_chunk else "native"
 
 
 def change(ratio: float) -> str:
@@ -275,7 +281,7 @@ def _step_difference(native: Row, row: Row) -> str:
     """What the change costs in time, by which source; empty where that is not known of both."""
     if not (changed := step_change(native, row)):
         return ""
-    source = {"measured": "measured", "compiler-estimate": "the compiler's estimate"}[row.step_time_source]
+    source = "the compiler's estimate" if row.step_time_source == ESTIMATE else row.step_time_source
     return f"step {format_ms(native.step_time_s)} → {format_ms(row.step_time_s)} ms, {changed}: {source}"
 
 
