@@ -3,6 +3,7 @@
 Only the standard library is imported here: both sides of a worker's pipe share this module.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -28,11 +29,14 @@ class Case:
       seq_len: positions of a sequence; queries and keys are the same.
       batch: sequences at once.
       head_chunk: heads per step of the scan over heads; 0 is native, all at once.
+      q_block: query rows per step of the scan over queries; 0 is all rows at once.
       attention: how `mla` computes the main attention: `dot-product` keeps its scores native,
         `chunked` lets the head chunks drive it too.
       stage: of the indexer's training: `sparse` (top-k mask) or `dense` (warm-up, causal mask alone).
       dtype: of parameters and activations.
       target: canonical name of what is compiled for.
+      mesh: (axis, devices) of each named axis over the target's devices: `cp` shards query rows, `dp`
+        sequences, `tp` heads. Without any, the graph is one device's.
       xla_options: compile options, (key, value) in the order given.
       impl: who builds the graph: `built-in`, or `module:function` or `file.py:function`.
     """
@@ -43,10 +47,12 @@ class Case:
     seq_len: int
     batch: int = 1
     head_chunk: int = 0
+    q_block: int = 0
     attention: str = "dot-product"
     stage: str = "sparse"
     dtype: str = "bfloat16"
     target: str = "v5p"
+    mesh: tuple[tuple[str, int], ...] = ()
     xla_options: tuple[tuple[str, str], ...] = ()
     impl: str = BUILT_IN
 
@@ -56,13 +62,24 @@ class Case:
         indexer = {"indexer heads": self.model.indexer.heads} if self.model.indexer else {}
         return indexer if self.workload == "indexer" else indexer | {"heads": self.model.heads}
 
+    def mesh_size(self, *axes: str) -> int:
+        """Devices along these axes of the mesh, along all without a name; 1 where it has none."""
+        return math.prod(size for axis, size in self.mesh if not axes or axis in axes)
+
     @property
     def case_id(self) -> str:
         """Readable name, unique in a sweep; lists only what differs from the defaults."""
         point = [self.model.name, self.workload, self.mode, format_size(self.seq_len), self.target]
         chunk = [f"chunk={self.head_chunk}"] if self.head_chunk else []
+        chunk += [f"q-block={self.q_block}"] if self.q_block else []
+        chunk += [mesh_name(self.mesh)] if self.mesh else []
         options = [f"{key}={value}" for key, value in self.xla_options]
         return "/".join(point + chunk + differing(vars(self)) + options)
+
+
+def mesh_name(mesh: tuple[tuple[str, int], ...]) -> str:
+    """A mesh as a flag gives it: `dp=2+cp=8`; empty without axes."""
+    return "+".join(f"{axis}={size}" for axis, size in mesh)
 
 
 # Axes that a name mentions only where they are not at their defaults.
@@ -88,6 +105,8 @@ class Graph:
         never presented as a saving.
       note: what a reader of the record must know, such as a part that was left out.
       donated: positions of the arguments whose memory `function` may take for its results.
+      partition: on a mesh, a `jax.sharding.PartitionSpec` for each leaf of `arguments`, in the same trees;
+        empty where every device has all of them.
     """
 
     function: Callable[..., Mapping[str, Any]]
@@ -95,3 +114,4 @@ class Graph:
     chunk_applies: bool = True
     note: str = ""
     donated: tuple[int, ...] = ()
+    partition: tuple[Any, ...] = ()

@@ -2,18 +2,22 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from mla_bench.case import Case, Graph
+from mla_bench.graphs.blocks import over_blocks
+from mla_bench.graphs.chunking import heads_first,sum_over_slices
 from mla_bench.graphs.indexer import Indexer, causal_mask, select_topk
 from mla_bench.graphs.loss import attention_target, kl_divergence
 from mla_bench.graphs.mla import MLA
 from mla_bench.graphs.rope import softmax_scale
+from mla_bench.graphs.shards import Shards
 
 Params = PyTree[Float[Array, "..."]]
 AbstractParams = PyTree[jax.ShapeDtypeStruct]
@@ -35,40 +39,60 @@ def _indexer(case: Case) -> Graph:
 
     That sum's cotangent is the selection itself: a gradient for just the scores that training sends one to.
     """
-    module, params = _abstract(lambda rngs: Indexer(case.model, _dtype(case), case.head_chunk, rngs=rngs))
+    shards = Shards(case.mesh)
+    module, params = _abstract(partial(Indexer, case.model, _dtype(case), case.head_chunk), shards)
 
-    def forward(params: Params, inputs: Inputs) -> Outputs:
-        score = module(params)(inputs["x"], inputs["q_latent"])
-        mask = select_topk(score, causal_mask(case.seq_len), case.model.indexer_dims.topk)
-        return {"score": score, "mask": mask}
+    def block(learned: Any, shared: Any, rows: Any, given: Any, fixed: Any, first: Any) -> tuple[Any, Outputs]:
+        score, mask = _selected(case, shards, module, learned, given, first)
+        if case.mode == "forward":
+            return None, {"score": score, "mask": mask}
+        return shards.share(jnp.sum(jnp.where(mask, score, 0.0))), {"mask": mask}
+
+    def whole(params: Params, inputs: Inputs) -> tuple[Any, Outputs]:
+        x = inputs["x"]
+        keys = module(params).keys(x, shards.first_row(x.shape[1]))
+        given = (x, inputs["q_latent"])
+        return over_blocks(
+            block, case.q_block, learned=(params, keys), shared=(), rows=(), given=given, fixed=()
+        )
 
     def train(params: Params, inputs: Inputs) -> Outputs:
-        def loss(params: Params) -> tuple[Array, Array]:
-            out = forward(params, inputs)
-            return jnp.sum(jnp.where(out["mask"], out["score"], 0.0)), out["mask"]
+        (value, outputs), grad = jax.value_and_grad(whole, has_aux=True)(params, inputs)
+        return {"loss": value, **outputs, "grad": grad}
 
-        (value, mask), grad = jax.value_and_grad(loss, has_aux=True)(params)
-        return {"loss": value, "mask": mask, "grad": grad}
+    def forward(params: Params, inputs: Inputs) -> Outputs:
+        return whole(params, inputs)[1]
 
-    return Graph(
-        _of(case, forward, train), (params, _indexer_inputs(case)), note="; ".join(_chunk_notes(case))
-    )
+    return _graph(case, shards, forward, train, params, _indexer_inputs(case), notes=_chunk_notes(case))
 
 
 def _indexer_loss(case: Case) -> Graph:
     """Loss of the indexer against queries and keys of the main attention; gradients of the indexer alone."""
-    model = case.model
-    module, params = _abstract(lambda rngs: Indexer(model, _dtype(case), case.head_chunk, rngs=rngs))
+    model, shards = case.model, Shards(case.mesh)
+    module, params = _abstract(partial(Indexer, model, _dtype(case), case.head_chunk), shards)
+
+    def block(learned: Any, shared: Any, rows: Any, given: Any, fixed: Any, first: Any) -> tuple[Any, Outputs]:
+        *given, main_q = given
+        score, mask = _selected(case, shards, module, learned, given, first)
+        target = attention_target(
+            main_q, fixed, mask, softmax_scale(model), case.head_chunk, shards, sum_over_slices
+        )
+        return shards.share(kl_divergence(target, score, mask)), {}
 
     def loss(params: Params, inputs: Inputs) -> Float[Array, ""]:
-        score = module(params)(inputs["x"], inputs["q_latent"])
-        mask = causal_mask(case.seq_len)
-        if case.stage == "sparse":
-            mask = select_topk(score, mask, model.indexer_dims.topk)
-        target = attention_target(
-            inputs["main_q"], inputs["main_k"], mask, softmax_scale(model), case.head_chunk
+        x = inputs["x"]
+        keys = module(params).keys(x, shards.first_row(x.shape[1]))
+        given = (x, inputs["q_latent"], inputs["main_q"])
+        value, _ = over_blocks(
+            block,
+            case.q_block,
+            learned=(params, keys),
+            shared=(),
+            rows=(),
+            given=given,
+            fixed=inputs["main_k"],
         )
-        return kl_divergence(target, score, mask)
+        return value
 
     def forward(params: Params, inputs: Inputs) -> Outputs:
         return {"loss": loss(params, inputs)}
@@ -79,7 +103,7 @@ def _indexer_loss(case: Case) -> Graph:
 
     main = _input(case, model.heads, model.qk_dim)
     inputs = _indexer_inputs(case) | {"main_q": main, "main_k": main}
-    return Graph(_of(case, forward, train), (params, inputs), note="; ".join(_chunk_notes(case)))
+    return _graph(case, shards, forward, train, params, inputs, notes=_chunk_notes(case))
 
 
 def _mla(case: Case) -> Graph:
@@ -87,7 +111,7 @@ def _mla(case: Case) -> Graph:
 
     The cotangent of the output is an input there, as the layers above would hand it down.
     """
-    model, notes = case.model, []
+    model, notes, shards = case.model, [], Shards(case.mesh)
     if model.indexer is not None and case.seq_len <= model.indexer.topk:
         notes.append(
             f"sequence <= top-k {model.indexer.topk}: all keys are selected, indexer and loss skipped"
@@ -99,46 +123,94 @@ def _mla(case: Case) -> Graph:
         notes += _chunk_notes(case)
     elif case.head_chunk:
         notes.append("head chunk drives nothing: main attention is dot-product")
+    module, params = _abstract(
+        partial(MLA, model, _dtype(case), case.head_chunk, attention_chunk, case.stage), shards
+    )
 
-    def create(rngs: nnx.Rngs) -> MLA:
-        return MLA(model, _dtype(case), case.head_chunk, attention_chunk, case.stage, rngs=rngs)
-
-    module, params = _abstract(create)
+    def block(learned: Any, shared: Any, rows: Any, given: Any, fixed: Any, first: Any) -> tuple[Any, Outputs]:
+        (indexer, index_keys), (main, keys) = learned, shared
+        first += shards.first_row(case.seq_len // case.mesh_size("cp"))
+        loss, out = module(main | indexer).rows(given, rows, index_keys, keys, first)
+        return loss, {"out": out}
 
     def forward(params: Params, inputs: Inputs) -> Outputs:
-        out, loss = module(params)(inputs["x"])
-        return {"out": out} if loss is None else {"out": out, "loss": loss}
+        x = inputs["x"]
+        first, layer = shards.first_row(x.shape[1]), module(params)
+        indexer = {name: part for name, part in params.items() if name == "indexer"}
+        main = {name: part for name, part in params.items() if name in MLA.IN_ROWS}
+        index_keys = layer.indexer.keys(x, first) if indexer else None
+        loss, outputs = over_blocks(
+            block,
+            case.q_block,
+            learned=(indexer, index_keys),
+            shared=(main, layer.keys(x, first)),
+            rows=layer.latent(x),
+            given=x,
+            fixed=(),
+        )
+        return outputs if loss is None else outputs | {"loss": loss}
 
     def train(params: Params, inputs: Inputs) -> Outputs:
         def scalar(params: Params, x: Array) -> tuple[Array, Outputs]:
             outputs = forward(params, {"x": x})
             pulled = jnp.sum(outputs["out"].astype(jnp.float32) * inputs["cotangent"].astype(jnp.float32))
-            return pulled + outputs.get("loss", 0.0), outputs
+            return shards.share(pulled) + outputs.get("loss", 0.0), outputs
 
         (_, outputs), grads = jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True)(params, inputs["x"])
         return outputs | {"grad": grads[0], "grad_x": grads[1]}
 
     hidden = _input(case, model.hidden)
     inputs = {"x": hidden, "cotangent": hidden} if case.mode == "train" else {"x": hidden}
-    return Graph(_of(case, forward, train), (params, inputs), chunk_applies=applies, note="; ".join(notes))
+    return _graph(case, shards, forward, train, params, inputs, applies=applies, notes=notes)
 
 
-def _abstract(
-    create: Callable[[nnx.Rngs], nnx.Module],
-) -> tuple[Callable[[Params], nnx.Module], AbstractParams]:
-    """How to make the module from parameters, and the parameters' shapes; nothing is allocated."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: create(nnx.Rngs(0))))
+def _selected(
+    case: Case, shards: Shards, module: Callable, learned: Any, given: Any, first: Any
+) -> tuple[Float[Array, "batch rows keys"], Bool[Array, "#batch rows keys"]]:
+    """Scores of some rows, and which keys take part: in stage `sparse` the selected ones, else the visible."""
+    (params, keys), (x, q_latent) = learned, given
+    first += shards.first_row(case.seq_len // case.mesh_size("cp"))
+    score = module(params).scores(x, q_latent, keys, first)
+    mask = causal_mask(x.shape[1], keys.shape[1], first)
+    if case.workload == "indexer" or case.stage == "sparse":
+        mask = select_topk(score, mask, case.model.indexer_dims.topk)
+    return score, mask
 
-    def module(params: Params) -> nnx.Module:
+
+def _graph(
+    case: Case,
+    shards: Shards,
+    forward: Callable,
+    train: Callable,
+    params: AbstractParams,
+    inputs: dict[str, jax.ShapeDtypeStruct],
+    *,
+    applies: bool = True,
+    notes: list[str],
+) -> Graph:
+    """The graph of a case's mode, on its mesh where it has one."""
+    step = {"forward": forward, "train": train}[case.mode]
+    arguments, note = (params, inputs), "; ".join(notes)
+    if not case.mesh:
+        return Graph(step, arguments, applies, note)
+    function, partition = shards.spread(step, arguments)
+    return Graph(function, arguments, applies, note, partition=partition)
+
+
+def _abstract(create: Callable[..., nnx.Module], shards: Shards) -> tuple[Callable[[Params], Any], AbstractParams]:
+    """How to make a device's module from its parameters, and the shapes of the whole ones; nothing is allocated."""
+
+    def split(shards: Shards) -> Any:
+        return nnx.split(nnx.eval_shape(lambda: create(shards, rngs=nnx.Rngs(0))))
+
+    graphdef, state = split(shards)
+
+    def module(params: Params) -> Any:
         filled = jax.tree.map(lambda leaf: leaf, state)  # a copy, for it is filled in place
         nnx.replace_by_pure_dict(filled, params)
         return nnx.merge(graphdef, filled)
 
-    return module, nnx.to_pure_dict(state)
-
-
-def _of(case: Case, forward: Callable, train: Callable) -> Callable[[Params, Inputs], Outputs]:
-    return {"forward": forward, "train": train}[case.mode]
+    return module, nnx.to_pure_dict(split(Shards())[1])
 
 
 def _dtype(case: Case) -> jnp.dtype:

@@ -7,10 +7,11 @@ what the formula leaves open (which features are rotated, how the head weights a
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from mla_bench.graphs.chunking import heads_first, sum_over_heads
-from mla_bench.graphs.rope import rotate
+from mla_bench.graphs.rope import positions, rotate
+from mla_bench.graphs.shards import Shards
 from mla_bench.models import Model
 
 # Fixed in the published layer, apart from the RMSNorms' epsilon.
@@ -23,8 +24,9 @@ class Indexer(nnx.Module):
     Both inputs are detached: as in training, the indexer learns from its own loss alone.
     """
 
-    def __init__(self, model: Model, dtype: jnp.dtype, head_chunk: int, *, rngs: nnx.Rngs):
-        self.model, self.dims, self.head_chunk = model, model.indexer_dims, head_chunk
+    def __init__(self, model: Model, dtype: jnp.dtype, head_chunk: int, shards: Shards, *, rngs: nnx.Rngs):
+        self.model, self.shards, self.head_chunk = model, shards, head_chunk
+        self.dims = shards.local(model).indexer_dims
         linear = {"use_bias": False, "dtype": dtype, "param_dtype": dtype, "rngs": rngs}
         assert model.q_lora is not None  # a model with an indexer has it
         self.wq_b = nnx.Linear(model.q_lora, self.dims.heads * self.dims.dim, **linear)
@@ -41,36 +43,52 @@ class Indexer(nnx.Module):
             model.hidden, self.dims.heads, **linear, preferred_element_type=jnp.float32
         )
 
-    def __call__(
-        self, x: Float[Array, "batch rows hidden"], q_latent: Float[Array, "batch rows q_lora"]
+    def keys(
+        self, x: Float[Array, "batch rows hidden"], first: Int[Array, ""] | int
+    ) -> Float[Array, "batch keys dim"]:
+        """Index keys, one for all heads, of the rows from the `first` on, and of all other devices' rows."""
+        k = self.k_norm(self.wk(jax.lax.stop_gradient(x)))
+        return self.shards.all_rows(self._rotate(k[:, :, None], first)[:, :, 0])
+
+    def scores(
+        self,
+        x: Float[Array, "batch rows hidden"],
+        q_latent: Float[Array, "batch rows q_lora"],
+        k: Float[Array, "batch keys dim"],
+        first: Int[Array, ""] | int,
     ) -> Float[Array, "batch rows keys"]:
-        """Scores in float32, score[t, s] = Σ_h w[t, h] · ReLU(q[t, h] · k[s]), without a mask."""
+        """score[t, s] = Σ_h w[t, h] · ReLU(q[t, h] · k[s]) in float32, without a mask.
+
+        The rows stand at positions from `first` on.
+        """
         x, q_latent = jax.lax.stop_gradient((x, q_latent))
         batch, rows, _ = x.shape
-        q = self._rotate(self.wq_b(q_latent).reshape(batch, rows, self.dims.heads, self.dims.dim))
-        k = self._rotate(self.k_norm(self.wk(x))[:, :, None])[:, :, 0]
-        # W_proj · x in float32, scaled by heads^-½ · dim^-½.
-        w = self.weights_proj(x) * (self.dims.heads * self.dims.dim) ** -0.5
+        q = self._rotate(self.wq_b(q_latent).reshape(batch, rows, self.dims.heads, self.dims.dim), first)
+        # W_proj · x in float32, scaled by heads^-½ · dim^-½, of all devices' heads.
+        w = self.weights_proj(x) * (self.model.indexer_dims.heads * self.dims.dim) ** -0.5
 
         def scores(heads: tuple[Array, Array]) -> Float[Array, "batch rows keys"]:
             q, w = heads
             logits = jnp.einsum("hbtd,bsd->hbts", q, k, preferred_element_type=jnp.float32)
             return jnp.sum(jax.nn.relu(logits) * w[..., None], axis=0)
 
-        return sum_over_heads(scores, (heads_first(q), heads_first(w)), self.head_chunk)
+        return self.shards.all_heads(
+            sum_over_heads(scores, (heads_first(q), heads_first(w)), self.head_chunk)
+        )
 
-    def _rotate(self, x: Float[Array, "batch rows heads dim"]) -> Float[Array, "batch rows heads dim"]:
+    def _rotate(
+        self, x: Float[Array, "batch rows heads dim"], first: Int[Array, ""] | int
+    ) -> Float[Array, "batch rows heads dim"]:
         """Rotates the first features of each head."""
         rope, rest = jnp.split(x, [self.model.qk_rope_dim], axis=-1)
         return jnp.concatenate(
-            [rotate(rope, self.model, interleaved=self.dims.rope_interleaved), rest], axis=-1
+            [rotate(rope, self.model, first, interleaved=self.dims.rope_interleaved), rest], axis=-1
         )
 
 
-def causal_mask(rows: int) -> Bool[Array, "1 rows rows"]:
-    """True where key s is visible to query t, s <= t."""
-    position = jnp.arange(rows)
-    return position[None, None, :] <= position[None, :, None]
+def causal_mask(rows: int, keys: int, first: Int[Array, ""] | int) -> Bool[Array, "1 rows keys"]:
+    """True where key s is visible to query t, s <= t; the rows stand at positions from `first` on."""
+    return (jnp.arange(keys)[None, :] <= positions(rows, first)[:, None])[None]
 
 
 def select_topk(

@@ -9,17 +9,20 @@ import jax.numpy as jnp
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float
 
-from mla_bench.graphs.chunking import heads_first, sum_over_heads
+from mla_bench.graphs.chunking import sum_over_heads
+from mla_bench.graphs.shards import Shards
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 
 
 def attention_target(
-    q: Float[Array, "batch rows heads qk"],
-    k: Float[Array, "batch keys heads qk"],
+    q: Float[Array, "heads batch rows qk"],
+    k: Float[Array, "heads batch keys qk"],
     mask: Bool[Array, "#batch rows keys"],
     scale: float,
     head_chunk: int,
+    shards: Shards,
+    sum_heads=sum_over_heads
 ) -> Float[Array, "batch rows keys"]:
     """What the indexer learns: the main attention's probabilities, summed over heads and L1-normalised.
 
@@ -29,8 +32,7 @@ def attention_target(
     def probabilities(heads: tuple[Array, Array]) -> Float[Array, "batch rows keys"]:
         return jnp.sum(masked_softmax(*heads, mask, scale), axis=0)
 
-    q, k = jax.lax.stop_gradient((q, k))
-    total = sum_over_heads(probabilities, (heads_first(q), heads_first(k)), head_chunk)
+    total = shards.all_heads(sum_heads(probabilities, jax.lax.stop_gradient((q, k)), head_chunk))
     return total / jnp.sum(total, axis=-1, keepdims=True)
 
 

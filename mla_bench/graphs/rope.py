@@ -8,7 +8,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from mla_bench.models import Model, Yarn
 
@@ -41,14 +41,21 @@ def _plane_of(rotations: float, model: Model, yarn: Yarn) -> float:
     return model.qk_rope_dim * math.log(turns) / (2.0 * math.log(model.rope_theta))
 
 
+def positions(rows: int, first: Int[Array, ""] | int) -> Int[Array, " rows"]:
+    """Positions of so many rows from the `first` on."""
+    return first + jnp.arange(rows)
+
+
 def rotate(
-    x: Float[Array, "batch rows heads rope"], model: Model, *, interleaved: bool
+    x: Float[Array, "batch rows heads rope"], model: Model, first: Int[Array, ""] | int, *, interleaved: bool
 ) -> Float[Array, "batch rows heads rope"]:
     """Rotates each plane of `x` by its position's angle, in float32; the dtype of `x` is kept.
 
-    A plane is a neighbouring pair of features when `interleaved`, else feature i and i + rope / 2.
+    The rows stand at positions from `first` on. A plane is a neighbouring pair of features when
+    `interleaved`, else feature i and i + rope / 2.
     """
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * jnp.asarray(frequencies(model), jnp.float32)
+    position = positions(x.shape[1], first).astype(jnp.float32)
+    angle = position[:, None] * jnp.asarray(frequencies(model), jnp.float32)
     angle = (jnp.repeat(angle, 2, axis=-1) if interleaved else jnp.tile(angle, 2))[:, None, :]
     x32 = x.astype(jnp.float32)
     return (x32 * jnp.cos(angle) + _partner(x32, interleaved) * jnp.sin(angle)).astype(x.dtype)
