@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from mla_bench.case import Case, Graph
 from mla_bench.graphs.blocks import over_blocks
-from mla_bench.graphs.chunking import heads_first,sum_over_slices
+from mla_bench.graphs.chunking import heads_first
 from mla_bench.graphs.indexer import Indexer, causal_mask, select_topk
 from mla_bench.graphs.loss import attention_target, kl_divergence
 from mla_bench.graphs.mla import MLA
@@ -74,9 +74,8 @@ def _indexer_loss(case: Case) -> Graph:
     def block(learned: Any, shared: Any, rows: Any, given: Any, fixed: Any, first: Any) -> tuple[Any, Outputs]:
         *given, main_q = given
         score, mask = _selected(case, shards, module, learned, given, first)
-        target = attention_target(
-            main_q, fixed, mask, softmax_scale(model), case.head_chunk, shards, sum_over_slices
-        )
+        q, k = heads_first(main_q), jnp.moveaxis(fixed, 1, 0)
+        target = attention_target(q, k, mask, softmax_scale(model), case.head_chunk, shards)
         return shards.share(kl_divergence(target, score, mask)), {}
 
     def loss(params: Params, inputs: Inputs) -> Float[Array, ""]:
@@ -101,8 +100,11 @@ def _indexer_loss(case: Case) -> Graph:
         value, grad = jax.value_and_grad(loss)(params, inputs)
         return {"loss": value, "grad": grad}
 
-    main = _input(case, model.heads, model.qk_dim)
-    inputs = _indexer_inputs(case) | {"main_q": main, "main_k": main}
+    # As they are cut: queries by rows, keys by heads. A TPU would lay all keys out anew otherwise.
+    inputs = _indexer_inputs(case) | {"main_q": _input(case, model.heads, model.qk_dim)}
+    inputs["main_k"] = jax.ShapeDtypeStruct(
+        (case.batch, model.heads, case.seq_len, model.qk_dim), _dtype(case)
+    )
     return _graph(case, shards, forward, train, params, inputs, notes=_chunk_notes(case))
 
 

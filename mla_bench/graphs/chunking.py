@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 
 def sum_over_heads(
@@ -24,27 +24,6 @@ def sum_over_heads(
     zero = jnp.zeros(first.shape, first.dtype)
     step = jax.checkpoint(term, prevent_cse=False)
     return jax.lax.scan(lambda total, x: (total + step(x), None), zero, xs)[0]
-
-
-def sum_over_slices(
-    term: Callable[[Any], Float[Array, "..."]], xs: PyTree[Array], chunk: int
-) -> Float[Array, "..."]:
-    """`sum_over_heads` of detached xs [batch, rows, heads, ...], which `term` gets heads first.
-
-    Each step cuts its heads out, so that no whole array is laid out anew.
-    """
-    if not chunk:
-        return term(jax.tree.map(heads_first, xs))
-    heads = jax.tree.leaves(xs)[0].shape[2]
-
-    def cut(first: Int[Array, ""] | int) -> PyTree[Array]:
-        return jax.tree.map(
-            lambda x: heads_first(jax.lax.dynamic_slice_in_dim(x, first, chunk, axis=2)), xs
-        )
-
-    like = jax.eval_shape(lambda: term(cut(0)))
-    zero = jnp.zeros(like.shape, like.dtype)
-    return jax.lax.scan(lambda total, first: (total + term(cut(first)), None), zero, jnp.arange(0, heads, chunk))[0]
 
 
 def map_over_heads(

@@ -22,7 +22,6 @@ def attention_target(
     scale: float,
     head_chunk: int,
     shards: Shards,
-    sum_heads=sum_over_heads
 ) -> Float[Array, "batch rows keys"]:
     """What the indexer learns: the main attention's probabilities, summed over heads and L1-normalised.
 
@@ -32,7 +31,7 @@ def attention_target(
     def probabilities(heads: tuple[Array, Array]) -> Float[Array, "batch rows keys"]:
         return jnp.sum(masked_softmax(*heads, mask, scale), axis=0)
 
-    total = shards.all_heads(sum_heads(probabilities, jax.lax.stop_gradient((q, k)), head_chunk))
+    total = shards.all_heads(sum_over_heads(probabilities, jax.lax.stop_gradient((q, k)), head_chunk))
     return total / jnp.sum(total, axis=-1, keepdims=True)
 
 

@@ -22,7 +22,7 @@ _ROWS = ("dp", "cp")
 _PARTS: dict[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("x", "q_latent", "cotangent", "score", "mask", "out", "grad_x"), _ROWS),
     "main_q": ("dp", "cp", "tp"),
-    "main_k": ("dp", None, "tp"),
+    "main_k": ("dp", "tp"),
     **dict.fromkeys(("wq", "wq_b", "wkv_b", "weights_proj"), (None, "tp")),
     "wo": ("tp",),
 }
