@@ -135,8 +135,8 @@ def expected(case: Case, arguments: Arrays) -> dict[str, np.ndarray]:
 
 
 def _native(case: Case) -> Case:
-    """`case` with all heads at once."""
-    return replace(case, head_chunk=0, attention="dot-product", xla_options=())
+    """`case` with all heads and all rows at once, on one device."""
+    return replace(case, head_chunk=0, q_block=0, mesh=(), attention="dot-product", xla_options=())
 
 
 @lru_cache(maxsize=4)

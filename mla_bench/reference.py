@@ -31,11 +31,11 @@ def evaluate(case: Case, params: Params, inputs: Params) -> dict[str, Any]:
     """Outputs of the built-in graph of `case`, in float64.
 
     Args:
-      case: its head chunk, attention, dtype, target and implementation make no difference here.
+      case: how it is cut, its attention, dtype, target and implementation make no difference here.
       params: from dotted name, such as `indexer.wq_b.kernel`, to values, kernels as [in, out]; workloads
         `indexer` and `indexer-loss` know the indexer's alone and leave out `indexer.`.
       inputs: `x` [batch, seq, hidden] and, by workload, `q_latent` [batch, seq, q_lora], `main_q` and
-        `main_k` [batch, seq, heads, qk_dim], `cotangent` [batch, seq, hidden].
+        `main_k` [batch, seq, heads, qk_dim] and [batch, heads, seq, qk_dim], `cotangent` [batch, seq, hidden].
 
     Returns:
       From output name to value: `score` and `mask` [batch, seq, seq], `out` [batch, seq, hidden], the scalar
@@ -91,7 +91,7 @@ def _mla(case: Case, params: Params, inputs: Params) -> dict[str, Any]:
     if model.indexer and case.seq_len > model.indexer.topk:
         indexer = {name.removeprefix(PREFIX): a for name, a in params.items() if name not in main}
         q_latent, q, k, _ = project(model, main, x)
-        side = _indexer_loss(case, indexer, {"x": x, "q_latent": q_latent, "main_q": q, "main_k": k})
+        side = _indexer_loss(case, indexer, {"x": x, "q_latent": q_latent, "main_q": q, "main_k": k.swapaxes(1, 2)})
         mask = _stage_mask(case, indexer, x, q_latent)
     outputs = {"out": attend(model, main, x, mask)} | side
     if case.mode == "forward":
@@ -170,12 +170,12 @@ def select(score: Float[np.ndarray, "batch seq seq"], topk: int) -> Bool[np.ndar
 def attention_target(
     model: Model,
     q: Float[np.ndarray, "batch seq heads qk_dim"],
-    k: Float[np.ndarray, "batch seq heads qk_dim"],
+    k: Float[np.ndarray, "batch heads seq qk_dim"],
     mask: Bool[np.ndarray, "batch seq seq"],
 ) -> Float[np.ndarray, "batch seq seq"]:
     """What the indexer learns: the main attention's weights summed over heads, then summing to 1 over s."""
     total = sum(
-        _softmax(softmax_scale(model) * np.einsum("btd,bsd->bts", q[:, :, h], k[:, :, h]), mask, np)
+        _softmax(softmax_scale(model) * np.einsum("btd,bsd->bts", q[:, :, h], k[:, h]), mask, np)
         for h in range(model.heads)
     )
     return total / np.sum(total, -1, keepdims=True)
