@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from mla_bench.mesh import Mesh, format_mesh
 from mla_bench.models import Model
 from mla_bench.units import format_size
 
@@ -52,15 +53,27 @@ class Case:
     stage: str = "sparse"
     dtype: str = "bfloat16"
     target: str = "v5p"
-    mesh: tuple[tuple[str, int], ...] = ()
+    mesh: Mesh = ()
     xla_options: tuple[tuple[str, str], ...] = ()
     impl: str = BUILT_IN
 
     @property
     def scanned_heads(self) -> dict[str, int]:
-        """Head counts, by name, that the workload's scans run over; a head chunk divides each of them."""
-        indexer = {"indexer heads": self.model.indexer.heads} if self.model.indexer else {}
-        return indexer if self.workload == "indexer" else indexer | {"heads": self.model.heads}
+        """Head counts of a device, by name, that the workload's scans run over; a head chunk divides each."""
+        heads = {"indexer heads": self.model.indexer.heads} if self.model.indexer else {}
+        if self.workload != "indexer":
+            heads |= {"heads": self.model.heads}
+        return {name: count // self.mesh_size("tp") for name, count in heads.items()}
+
+    @property
+    def device_rows(self) -> int:
+        """Query rows of one sequence on a device."""
+        return self.seq_len // self.mesh_size("cp")
+
+    @property
+    def is_native(self) -> bool:
+        """Whether all heads and all of a device's rows are worked on at once."""
+        return not (self.head_chunk or self.q_block)
 
     def mesh_size(self, *axes: str) -> int:
         """Devices along these axes of the mesh, along all without a name; 1 where it has none."""
@@ -70,16 +83,10 @@ class Case:
     def case_id(self) -> str:
         """Readable name, unique in a sweep; lists only what differs from the defaults."""
         point = [self.model.name, self.workload, self.mode, format_size(self.seq_len), self.target]
-        chunk = [f"chunk={self.head_chunk}"] if self.head_chunk else []
-        chunk += [f"q-block={self.q_block}"] if self.q_block else []
-        chunk += [mesh_name(self.mesh)] if self.mesh else []
+        cuts = {"chunk": self.head_chunk, "q-block": self.q_block, "mesh": format_mesh(self.mesh)}
+        chunk = [f"{name}={value}" for name, value in cuts.items() if value]
         options = [f"{key}={value}" for key, value in self.xla_options]
         return "/".join(point + chunk + differing(vars(self)) + options)
-
-
-def mesh_name(mesh: tuple[tuple[str, int], ...]) -> str:
-    """A mesh as a flag gives it: `dp=2+cp=8`; empty without axes."""
-    return "+".join(f"{axis}={size}" for axis, size in mesh)
 
 
 # Axes that a name mentions only where they are not at their defaults.

@@ -38,6 +38,17 @@ _Mode = Annotated[str | None, _flag("forward, train (value and gradients).")]
 _Seq = Annotated[str | None, _flag("Sequence lengths: 8k,32k,131072; k and m are 1024 and 1024².")]
 _Batch = Annotated[str | None, _flag("Batch sizes.")]
 _Chunk = Annotated[str | None, _flag("Head chunks; 0 is native, all heads at once.")]
+_QBlock = Annotated[
+    str | None, _flag("Query rows a step, on each device; 0 is all rows at once.", "--q-block")
+]
+_Mesh = Annotated[
+    list[str] | None,
+    _flag(
+        "Axes over the target's devices: cp (query rows), dp (batch), tp (heads); repeatable.",
+        "--mesh",
+        metavar="cp=64",
+    ),
+]
 _Attention = Annotated[
     str | None, _flag("Main attention of mla: dot-product (native), chunked (by the same head chunks).")
 ]
@@ -84,6 +95,7 @@ _Executor = Annotated[
     epilog="Examples:\n\n"
     "mla-bench sweep --workload indexer-loss --mode train --seq 8k --chunk 0,8,16 --target v5p,v6e\n\n"
     "mla-bench sweep scenarios/pr4564.toml --seq 32k --target v5e --out results/v5e\n\n"
+    "mla-bench sweep --seq 128k --chunk 0,8 --q-block 0,256 --mesh cp=64 --target v5p:4x4x4\n\n"
     "mla-bench sweep --out results/v5e --resume\n\n"
     "mla-bench sweep --impl my_indexer.py:build --seq 8k --chunk 0,8"
 )
@@ -95,10 +107,12 @@ def sweep(
     seq: _Seq = None,
     batch: _Batch = None,
     chunk: _Chunk = None,
+    q_block: _QBlock = None,
     attention: _Attention = None,
     stage: _Stage = None,
     dtype: _Dtype = None,
     target: _Target = None,
+    mesh: _Mesh = None,
     xla_option: _XlaOption = None,
     impl: _Impl = None,
     out: _Out = None,
@@ -155,10 +169,12 @@ def sweep(
         "seq": seq,
         "batch": batch,
         "chunk": chunk,
+        "q_block": q_block,
         "attention": attention,
         "stage": stage,
         "dtype": dtype,
         "target": target,
+        "mesh": mesh,
         "impl": impl,
     }
     limits = Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
@@ -216,6 +232,8 @@ def parity(
     seq: _Seq = None,
     batch: _Batch = None,
     chunk: _Chunk = None,
+    q_block: _QBlock = None,
+    mesh: _Mesh = None,
     attention: _Attention = None,
     stage: _Stage = None,
     dtype: _Dtype = None,
@@ -241,6 +259,8 @@ def parity(
         seq=seq,
         batch=batch,
         chunk=chunk,
+        q_block=q_block,
+        mesh=mesh,
         attention=attention,
         stage=stage,
         dtype=dtype,

@@ -20,7 +20,7 @@ from mla_bench.case import BUILT_IN, Case, Graph
 from mla_bench.inputs import leaf_name, random_value
 from mla_bench.models import Model
 from mla_bench.verdict import FAIL, NOT_COMPARED, OWN_NATIVE, PASS, REFERENCE, OutputParity, ParityRow
-from mla_bench.worker import build_graph, error_words
+from mla_bench.worker import build_graph, error_words, placed
 
 TOLERANCE = 1e-5
 BFLOAT16_FLOOR = 2.0**-7  # one step of a bfloat16 at 1: two roundings of an output may differ by as much
@@ -117,11 +117,14 @@ def run(case: Case, arguments: Arrays) -> dict[str, np.ndarray]:
     """
     import jax
 
-    graph = _graph(case)
-    leaves, tree = jax.tree_util.tree_flatten_with_path(graph.arguments)
-    values = [np.asarray(arguments[leaf_name(path)]).astype(leaf.dtype) for path, leaf in leaves]
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        outputs = jax.jit(graph.function, compiler_options=reference.quick_compile())(*tree.unflatten(values))
+    graph, devices = _graph(case), jax.local_devices(backend="cpu")[: case.mesh_size()]
+    values = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jax.device_put(
+            np.asarray(arguments[leaf_name(path)]).astype(leaf.dtype), leaf.sharding
+        ),
+        placed(graph, case, devices),
+    )
+    outputs = jax.jit(graph.function, compiler_options=reference.quick_compile())(*values)
     return {name: np.asarray(value) for name, value in _flatten(outputs).items()}
 
 

@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mla_bench.case import Case
+from mla_bench.mesh import format_mesh
 
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = ("ok", "oom", "error", "crashed", "timeout")
 MEASURED, ESTIMATE = "measured", "compiler-estimate"  # sources of a step time
 FAILED = ("error", "crashed", "timeout")  # running out of memory is a result
@@ -22,6 +23,8 @@ class Record:
     `unestimated_s` is of instructions that the compiler has no estimate of; `roofline_s` is what no device
     can beat. `flops` are those of the program without the recomputed ones, `flops_needed` those of the
     mathematics; of them and a measured time alone is `mfu`, the share of the published peak.
+    On a `mesh`, FLOPs are of all its devices together, and all else is of one; `collective_bytes` is what the
+    results of its collectives take, each once, whether they are alive together or not.
     `device_peak_bytes` is what the device itself says was in use while the steps ran.
     `output_structure` is a checksum of names, shapes and dtypes of all outputs, to tell that two cases
     return the same; `program` one of the lowered program without its source locations. `cached` says
@@ -35,10 +38,12 @@ class Record:
     seq_len: int
     batch: int
     head_chunk: int
+    q_block: int
     attention: str
     stage: str
     dtype: str
     target: str
+    mesh: str
     xla_options: str
     impl: str
     status: str
@@ -53,6 +58,7 @@ class Record:
     hbm_alias_bytes: int | None = None
     hbm_temp_bytes: int | None = None
     onchip_peak_bytes: int | None = None
+    collective_bytes: int | None = None
     hbm_limit_bytes: int | None = None
     fits: bool | None = None
     hbm_source: str | None = None
@@ -101,10 +107,12 @@ class Record:
             seq_len=case.seq_len,
             batch=case.batch,
             head_chunk=case.head_chunk,
+            q_block=case.q_block,
             attention=case.attention,
             stage=case.stage,
             dtype=case.dtype,
             target=case.target,
+            mesh=format_mesh(case.mesh),
             xla_options=" ".join(f"{key}={value}" for key, value in case.xla_options),
             impl=case.impl,
             status=status,

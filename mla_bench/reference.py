@@ -35,7 +35,7 @@ def evaluate(case: Case, params: Params, inputs: Params) -> dict[str, Any]:
       params: from dotted name, such as `indexer.wq_b.kernel`, to values, kernels as [in, out]; workloads
         `indexer` and `indexer-loss` know the indexer's alone and leave out `indexer.`.
       inputs: `x` [batch, seq, hidden] and, by workload, `q_latent` [batch, seq, q_lora], `main_q` and
-        `main_k` [batch, seq, heads, qk_dim] and [batch, heads, seq, qk_dim], `cotangent` [batch, seq, hidden].
+        `main_k` [batch, seq, heads, qk_dim] and [batch, heads, seq, qk_dim], `cotangent` as `x`.
 
     Returns:
       From output name to value: `score` and `mask` [batch, seq, seq], `out` [batch, seq, hidden], the scalar
@@ -91,7 +91,9 @@ def _mla(case: Case, params: Params, inputs: Params) -> dict[str, Any]:
     if model.indexer and case.seq_len > model.indexer.topk:
         indexer = {name.removeprefix(PREFIX): a for name, a in params.items() if name not in main}
         q_latent, q, k, _ = project(model, main, x)
-        side = _indexer_loss(case, indexer, {"x": x, "q_latent": q_latent, "main_q": q, "main_k": k.swapaxes(1, 2)})
+        side = _indexer_loss(
+            case, indexer, {"x": x, "q_latent": q_latent, "main_q": q, "main_k": k.swapaxes(1, 2)}
+        )
         mask = _stage_mask(case, indexer, x, q_latent)
     outputs = {"out": attend(model, main, x, mask)} | side
     if case.mode == "forward":

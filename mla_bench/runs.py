@@ -228,6 +228,10 @@ class Run:
             return "another process"
 
 
+# What a record of schema 1 says without words.
+_SINCE_SCHEMA_1 = {"q_block": 0, "mesh": ""}
+
+
 def default_path(title: str) -> Path:
     """`results/<time>-<title>`."""
     return Path("results", f"{datetime.now():%Y%m%d-%H%M%S}-{title}")
@@ -269,7 +273,9 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and {"case_id", "status"} <= record.keys() else None
+    if not (isinstance(record, dict) and {"case_id", "status"} <= record.keys()):
+        return None
+    return _SINCE_SCHEMA_1 | record
 
 
 def _git_revision() -> str | None:

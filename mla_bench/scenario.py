@@ -15,8 +15,9 @@ from typing import Any
 
 from mla_bench.case import ATTENTIONS, BUILT_IN, DTYPES, MODES, STAGES, Case
 from mla_bench.errors import MlaBenchError, unknown_name
+from mla_bench.mesh import AXES, Mesh, format_mesh, parse_mesh
 from mla_bench.models import MODELS, WORKLOADS, Model, get_model, read_toml
-from mla_bench.targets import default_target, parse_target
+from mla_bench.targets import default_target, parse_target, smallest_slice
 from mla_bench.units import parse_size
 
 
@@ -35,19 +36,27 @@ class Scenario:
     seq: tuple[int, ...] = (8192,)
     batch: tuple[int, ...] = (1,)
     chunk: tuple[int, ...] = (0, 8, 16)
+    q_block: tuple[int, ...] = (0,)
     dtype: tuple[str, ...] = ("bfloat16",)
     attention: tuple[str, ...] = ("dot-product",)
     stage: tuple[str, ...] = ("sparse",)
     target: tuple[str, ...] = field(default_factory=lambda: (default_target(),))
+    mesh: tuple[Mesh, ...] = ((),)
     xla_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     impl: tuple[str, ...] = (BUILT_IN,)
     given: frozenset[str] = frozenset()
 
-    def override(self, xla_options: Iterable[str] | None = None, **flags: str | None) -> "Scenario":
+    def override(
+        self,
+        xla_options: Iterable[str] | None = None,
+        mesh: Iterable[str] | None = None,
+        **flags: str | None,
+    ) -> "Scenario":
         """This scenario with the axes that flags give; None is a flag that was not given.
 
         Args:
           xla_options: `key=value` each; a key that comes twice sweeps its values.
+          mesh: a whole mesh each, such as `dp=2,cp=8`.
           **flags: comma-separated values by field name.
 
         Raises:
@@ -56,11 +65,14 @@ class Scenario:
         axes: dict[str, Any] = {}
         for name, text in flags.items():
             if text is not None:
-                with _at(f"--{name}"):
+                with _at(f"--{name.replace('_', '-')}"):
                     axes[name] = _values(name, _split(text))
         if xla_options:
             with _at("--xla-option"):
                 axes["xla_options"] = _xla_options(xla_options)
+        if mesh:
+            with _at("--mesh"):
+                axes["mesh"] = _values("mesh", mesh)
         return replace(self, **axes, given=self.given | axes.keys())
 
 
@@ -121,20 +133,22 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
 def expand(scenario: Scenario) -> tuple[Case, ...]:
     """The cases of `scenario`, each once.
 
-    Those of one target are neighbours, and so, within, are the chunks of one sequence length. An
+    Those of one target are neighbours, and so, within, are the variants of one sequence length. An
     axis that a built-in workload does not have (`attention` beyond `mla`, `stage` where there is no
     indexer to train) stays at its default there and multiplies nothing. So do both in an implementation
     of a user's own, unless they were given; and unless workloads were, a model runs those that it offers.
 
     Raises:
-      MlaBenchError: a model does not offer a workload, a head chunk does not divide the heads, or a
-        value of an axis applies to no workload.
+      MlaBenchError: a model does not offer a workload, a head chunk does not divide the heads, a mesh does
+        not divide what it shards or has more devices than its target, or a value of an axis applies to no
+        workload.
     """
     names = [model.name for model in scenario.model]
     if len(set(names)) < len(names):
         raise MlaBenchError(f"different models share a name: {', '.join(names)}")
     axes: dict[str, Iterable[Any]] = {
         "target": scenario.target,
+        "mesh": scenario.mesh,
         "model": scenario.model,
         "workload": scenario.workload,
         "mode": scenario.mode,
@@ -148,11 +162,13 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
             for values in itertools.product(*scenario.xla_options.values())
         ],
         "seq_len": scenario.seq,
+        "q_block": scenario.q_block,
         "head_chunk": scenario.chunk,
     }
     points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     cases = tuple(dict.fromkeys(_settled(Case(**point), scenario.given) for point in points))
     for case in cases:
+        _check_mesh(case)
         _check_chunk(case)
     for name, place in (("attention", "mla"), ("stage", "indexer-loss and mla, of models with an indexer")):
         values = getattr(scenario, name)
@@ -212,10 +228,12 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seq": parse_size,
     "batch": parse_size,
     "chunk": partial(parse_size, minimum=0),
+    "q_block": partial(parse_size, minimum=0),
     "dtype": partial(_name, "dtype", DTYPES),
     "attention": partial(_name, "attention", ATTENTIONS),
     "stage": partial(_name, "stage", STAGES),
     "target": lambda text: parse_target(text).name,
+    "mesh": parse_mesh,
     "impl": _impl,
 }
 
@@ -265,11 +283,38 @@ def _check_chunk(case: Case) -> None:
         return
     common = math.gcd(*heads.values())
     owned = " and ".join(f"{count} {name}" for name, count in heads.items())
+    owned += " of a device" if case.mesh_size("tp") > 1 else ""
     works = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
     raise MlaBenchError(
         f"chunk {case.head_chunk} does not divide the {owned} of {case.model.name} in {case.workload}; "
         f"chunks that work: 0 (native), {works}"
     )
+
+
+def _check_mesh(case: Case) -> None:
+    """Refuses a mesh that its target has too few devices for, or that does not divide what it shards."""
+    if not case.mesh:
+        return
+    name, target, needed = format_mesh(case.mesh), parse_target(case.target), case.mesh_size()
+    if target.devices is not None and target.devices < needed:
+        enough = smallest_slice(target, needed)
+        has = f"{target.name} has {target.devices}"
+        raise MlaBenchError(
+            f"mesh {name} needs {needed} devices, {has}; "
+            + (f"{enough.name} has {enough.devices}" if enough else "no slice of it has as many")
+        )
+    if case.impl != BUILT_IN:
+        return
+    sharded = {"dp": {"batch": case.batch}, "cp": {"sequence length": case.seq_len}}
+    sharded["tp"] = replace(case, mesh=()).scanned_heads
+    for axis, size in case.mesh:
+        for what, count in sharded[axis].items():
+            if count % size:
+                works = ", ".join(str(n) for n in range(1, min(count, 256) + 1) if count % n == 0)
+                raise MlaBenchError(
+                    f"mesh {name}: {axis}={size} shards {AXES[axis]}, but does not divide the {what} "
+                    f"{count}; {axis} may be {works}"
+                )
 
 
 def _settled(case: Case, given: Container[str]) -> Case:

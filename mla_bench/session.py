@@ -15,6 +15,7 @@ from mla_bench.case import Case
 from mla_bench.console import open_console
 from mla_bench.engine.sweep import Sweep, expected_cost
 from mla_bench.errors import NotWrittenError
+from mla_bench.mesh import NONE, format_mesh
 from mla_bench.progress import progress, record_line
 from mla_bench.record import FAILED
 from mla_bench.runs import Run
@@ -43,11 +44,16 @@ class Output:
             return
         lengths = listed([f"{case.seq_len} ({format_size(case.seq_len)})" for case in cases])
         there = f"; {len(cases) - len(todo)} are there already" if len(todo) < len(cases) else ""
+        beside = ""
+        if any(case.q_block for case in cases):
+            beside += f"; q block {listed([str(case.q_block) for case in cases])}"
+        if any(case.mesh for case in cases):
+            beside += f"; mesh {listed([format_mesh(case.mesh) or NONE for case in cases])}"
         models = listed([case.model.name for case in cases])
         self.beside.print(
             f"{len(cases)} case{'s' if len(cases) > 1 else ''} of {models}"
             f" for {listed([case.target for case in cases])}: sequence length {lengths};"
-            f" head chunk {listed([str(case.head_chunk) for case in cases])}{there}",
+            f" head chunk {listed([str(case.head_chunk) for case in cases])}{beside}{there}",
         )
 
     def records(self, records: Iterable[Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mla_bench.case import Case, Graph
+from mla_bench.case import Case
 from mla_bench.inputs import leaf_name, random_value
 from mla_bench.measure.flops import needed_flops
 from mla_bench.measure.steps import time_steps
@@ -18,7 +18,7 @@ from mla_bench.record import MEASURED
 from mla_bench.targets import chip_of
 from mla_bench.targets.local import local_devices
 from mla_bench.text import file_stem
-from mla_bench.worker import build_graph, compile_options, said_by_jax, trace
+from mla_bench.worker import build_graph, compile_options, placed, said_by_jax, trace
 
 # Sets of arguments that take turns, so that no step can be answered from the one before.
 _SETS = 2
@@ -44,7 +44,9 @@ def time_case(case: Case, budget_s: float) -> tuple[dict[str, Any], str]:
         "step_time_source": MEASURED,
         "step_time_iqr_s": found.iqr_s,
         "step_samples_s": " ".join(f"{sample:.6g}" for sample in found.samples_s),
-        "mfu": needed / found.median_s / chip.device_flops_per_s if chip and needed else None,
+        "mfu": needed / case.mesh_size() / found.median_s / chip.device_flops_per_s
+        if chip and needed
+        else None,
         "device_peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
     }, "; ".join(filter(None, (wrong, found.warning)))
 
@@ -73,28 +75,29 @@ def trace_case(case: Case, steps: int, folder: Path) -> None:
 
 def _prepared(case: Case) -> tuple[Any, Iterator[tuple[Any, ...]], Any]:
     """The compiled step of `case`, its arguments for one call after another, and the device."""
-    graph, device = build_graph(case), local_devices()[0]
+    graph, devices = build_graph(case), local_devices()[: case.mesh_size()]
     with said_by_jax():  # the record of the compile has it
-        lowered = trace(graph, file_stem(case.case_id), device).lower()
-    return lowered.compile(compiler_options=compile_options(case)), _arguments(graph, device), device
+        lowered = trace(graph, file_stem(case.case_id), case, devices).lower()
+    arguments = _arguments(placed(graph, case, devices), graph.donated)
+    return lowered.compile(compiler_options=compile_options(case)), arguments, devices[0]
 
 
-def _arguments(graph: Graph, device: Any) -> Iterator[tuple[Any, ...]]:
-    """Random arguments on `device` for one call after another; what is donated is another copy each time."""
+def _arguments(abstract: tuple[Any, ...], donated: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
+    """Random arguments, placed, for one call after another; what is donated is another copy each time."""
     import jax
 
     def values(seed: int) -> tuple[Any, ...]:
         rng = np.random.default_rng(seed)
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: jax.device_put(
-                random_value(rng, leaf_name(path), leaf.shape, leaf.dtype), device
+                random_value(rng, leaf_name(path), leaf.shape, leaf.dtype), leaf.sharding
             ),
-            graph.arguments,
+            abstract,
         )
 
     for kept in itertools.cycle([values(seed) for seed in range(_SETS)]):
         yield tuple(
-            jax.tree.map(lambda leaf: leaf.copy(), tree) if place in graph.donated else tree
+            jax.tree.map(lambda leaf: leaf.copy(), tree) if place in donated else tree
             for place, tree in enumerate(kept)
         )
 

@@ -12,8 +12,8 @@ import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache as once
 from pathlib import Path
@@ -22,12 +22,16 @@ from typing import Any
 from mla_bench import measure
 from mla_bench.cache import Cache, default_folder
 from mla_bench.case import Case, Graph
+from mla_bench.errors import MlaBenchError
 from mla_bench.implementation import load_implementation
 from mla_bench.measure.buffers import find_proto, rename_module
+from mla_bench.measure.collectives import collective_fields
 from mla_bench.measure.estimate import estimate_fields, roofline_s
 from mla_bench.measure.flops import Flops, count_flops, needed_flops
 from mla_bench.measure.memory import memory_fields, read_analysis
 from mla_bench.measure.oom import parse_oom
+from mla_bench.measure.program import parse_program
+from mla_bench.mesh import format_mesh
 from mla_bench.record import SCHEMA, Record
 from mla_bench.targets import LOCAL, chip_of, parse_target
 from mla_bench.targets.local import local_devices, local_limit
@@ -69,7 +73,8 @@ def run_parity(case: Case, tolerance: float | None) -> ParityRow:
 
 def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures, bytes | None]:
     """Fills `known` with record fields as they become known, so that a failure keeps those before it."""
-    device, limit = _device(case.target)
+    devices, limit = _devices(case)
+    device = devices[0]
     known |= {"device_kind": device.device_kind, "hbm_limit_bytes": limit} | _versions(device)
     graph = build_graph(case)
     known |= {"chunk_applies": bool(graph.chunk_applies), "note": str(graph.note or "") or None}
@@ -77,7 +82,7 @@ def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures,
     name = file_stem(case.case_id)
     start = time.perf_counter()
     with said_by_jax() as said:
-        traced = trace(graph, name, device)
+        traced = trace(graph, name, case, devices)
         lowered = traced.lower()
     known |= {"lower_s": time.perf_counter() - start, **_outputs(lowered.out_info)}
     flops = count_flops(traced.jaxpr)
@@ -100,7 +105,8 @@ def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures,
             profile = profile and rename_module(profile, f"jit_{name}")
     if (chip := chip_of(device)) and not flops.unknown:
         moved = sum(figures.get(f"hbm_{side}_bytes") or 0 for side in ("argument", "output"))
-        figures = figures | {"roofline_s": roofline_s(flops.forward_and_backward, moved, chip)}
+        own = flops.forward_and_backward // len(devices)
+        figures = figures | {"roofline_s": roofline_s(own, moved, chip)}
     return figures | {"cached": found is not None}, profile
 
 
@@ -131,7 +137,9 @@ def _compiled(
         fields, remark = memory_fields(device.platform, analysis, limit, proto)
         profile = proto.read_bytes() if proto else None
     chip = chip_of(device) if case.target != LOCAL else None  # what is here is timed
-    estimate, said = estimate_fields(compiled.as_text(), chip) if chip else ({}, "")
+    program = parse_program(compiled.as_text()) if chip or case.mesh else None
+    estimate, said = estimate_fields(program, chip) if program and chip else ({}, "")
+    gathered = collective_fields(program) if program and case.mesh else {}
     remarks = "; ".join(filter(None, (lacking, remark, said)))
     return {
         "status": "ok",
@@ -140,6 +148,7 @@ def _compiled(
         **analysis,
         **fields,
         **estimate,
+        **gathered,
     }, profile
 
 
@@ -189,12 +198,39 @@ def build_graph(case: Case) -> Graph:
     return graph
 
 
-def trace(graph: Graph, name: str, device: Any) -> Any:
-    """`graph` on `device` as jax traces it, under the `name` that the compiler then gives to its module."""
+def trace(graph: Graph, name: str, case: Case, devices: Sequence[Any]) -> Any:
+    """`graph` on `devices` as jax traces it, under the `name` that the compiler then gives to its module."""
     import jax
 
     function = jax.jit(_named(graph.function, name), donate_argnums=graph.donated)
-    return function.trace(*_placed(graph.arguments, device))
+    with jax.set_mesh(_mesh(case, devices)) if case.mesh else nullcontext():
+        return function.trace(*placed(graph, case, devices))
+
+
+def placed(graph: Graph, case: Case, devices: Sequence[Any]) -> tuple[Any, ...]:
+    """The abstract arguments of `graph` as they lie on `devices`, one of them or the mesh of `case`."""
+    import jax
+
+    leaves, tree = jax.tree.flatten(graph.arguments)
+    if case.mesh:
+        mesh = _mesh(case, devices)
+        whole = [jax.sharding.PartitionSpec()] * len(leaves)
+        specs = tree.flatten_up_to(graph.partition) if graph.partition else whole
+        shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in specs]
+    else:
+        shardings = [jax.sharding.SingleDeviceSharding(devices[0])] * len(leaves)
+    return tree.unflatten(
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    )
+
+
+def _mesh(case: Case, devices: Sequence[Any]) -> Any:
+    import jax
+
+    automatic = (jax.sharding.AxisType.Auto,) * len(case.mesh)
+    axes, sizes = zip(*case.mesh, strict=True)
+    return jax.make_mesh(sizes, axes, automatic, devices=devices)
 
 
 @contextmanager
@@ -207,13 +243,20 @@ def said_by_jax() -> Iterator[list[str]]:
     said += dict.fromkeys(one_line(str(found.message)) for found in caught if found.category is UserWarning)
 
 
-def _device(target_name: str) -> tuple[Any, int | None]:
-    """First device of a target, and the HBM bytes allowed on it where there is such a limit."""
-    target = parse_target(target_name)
-    if target.kind == "tpu":
-        return topology_devices(target)[0], target.hbm_limit_bytes
-    device = local_devices()[0]
-    return device, local_limit(device)
+def _devices(case: Case) -> tuple[Sequence[Any], int | None]:
+    """The devices of its target that a case takes, and the HBM bytes allowed on one where there is a limit.
+
+    Raises:
+      MlaBenchError: it has fewer than the case's mesh.
+    """
+    target, needed = parse_target(case.target), case.mesh_size()
+    devices = topology_devices(target) if target.kind == "tpu" else local_devices()
+    if len(devices) < needed:
+        raise MlaBenchError(
+            f"mesh {format_mesh(case.mesh)} needs {needed} devices, {case.target} has {len(devices)}"
+            + ("; JAX_NUM_CPU_DEVICES sets how many a CPU stands for" if case.target == LOCAL else "")
+        )
+    return devices[:needed], target.hbm_limit_bytes if target.kind == "tpu" else local_limit(devices[0])
 
 
 def _named(function: Callable, name: str) -> Callable:
@@ -224,16 +267,6 @@ def _named(function: Callable, name: str) -> Callable:
 
     named.__name__ = named.__qualname__ = name
     return named
-
-
-def _placed(arguments: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
-    """Abstract `arguments` on `device`."""
-    import jax
-
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), arguments
-    )
 
 
 def _argument_bytes(graph: Graph) -> int:

@@ -20,7 +20,8 @@ def check_parity(cases: Sequence[Case], tolerance: float | None) -> Iterator[tup
     """
     compare = partial(run_parity, tolerance=tolerance)
     with local_executor(default_jobs(len(cases))) as executor:
-        jobs = [Job(compare, case, _ENVIRONMENT, case.impl) for case in cases]
+        devices = {"JAX_NUM_CPU_DEVICES": str(max(case.mesh_size() for case in cases))}
+        jobs = [Job(compare, case, _ENVIRONMENT | devices, case.impl) for case in cases]
         futures = [executor.submit(run_job, job) for job in jobs]
         for case, future in zip(cases, futures, strict=True):
             row = future.result()

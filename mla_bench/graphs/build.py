@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, PyTree
 
 from mla_bench.case import Case, Graph
-from mla_bench.graphs.blocks import over_blocks
+from mla_bench.graphs.blocks import First, Parts, Result, over_blocks
 from mla_bench.graphs.chunking import heads_first
 from mla_bench.graphs.indexer import Indexer, causal_mask, select_topk
 from mla_bench.graphs.loss import attention_target, kl_divergence
@@ -42,19 +42,17 @@ def _indexer(case: Case) -> Graph:
     shards = Shards(case.mesh)
     module, params = _abstract(partial(Indexer, case.model, _dtype(case), case.head_chunk), shards)
 
-    def block(learned: Any, shared: Any, rows: Any, given: Any, fixed: Any, first: Any) -> tuple[Any, Outputs]:
-        score, mask = _selected(case, shards, module, learned, given, first)
+    def block(parts: Parts, first: First) -> Result:
+        score, mask = _selected(case, shards, module, parts, first)
         if case.mode == "forward":
             return None, {"score": score, "mask": mask}
         return shards.share(jnp.sum(jnp.where(mask, score, 0.0))), {"mask": mask}
 
-    def whole(params: Params, inputs: Inputs) -> tuple[Any, Outputs]:
+    def whole(params: Params, inputs: Inputs) -> Result:
         x = inputs["x"]
         keys = module(params).keys(x, shards.first_row(x.shape[1]))
-        given = (x, inputs["q_latent"])
-        return over_blocks(
-            block, case.q_block, learned=(params, keys), shared=(), rows=(), given=given, fixed=()
-        )
+        parts = Parts(learned=(params, keys), given=(x, inputs["q_latent"]))
+        return over_blocks(block, parts, case.q_block)
 
     def train(params: Params, inputs: Inputs) -> Outputs:
         (value, outputs), grad = jax.value_and_grad(whole, has_aux=True)(params, inputs)
@@ -71,27 +69,18 @@ def _indexer_loss(case: Case) -> Graph:
     model, shards = case.model, Shards(case.mesh)
     module, params = _abstract(partial(Indexer, model, _dtype(case), case.head_chunk), shards)
 
-    def block(learned: Any, shared: Any, rows: Any, given: Any, fixed: Any, first: Any) -> tuple[Any, Outputs]:
-        *given, main_q = given
-        score, mask = _selected(case, shards, module, learned, given, first)
-        q, k = heads_first(main_q), jnp.moveaxis(fixed, 1, 0)
+    def block(parts: Parts, first: First) -> Result:
+        score, mask = _selected(case, shards, module, parts, first)
+        q, k = heads_first(parts.given[2]), jnp.moveaxis(parts.fixed, 1, 0)
         target = attention_target(q, k, mask, softmax_scale(model), case.head_chunk, shards)
         return shards.share(kl_divergence(target, score, mask)), {}
 
-    def loss(params: Params, inputs: Inputs) -> Float[Array, ""]:
+    def loss(params: Params, inputs: Inputs) -> Any:
         x = inputs["x"]
         keys = module(params).keys(x, shards.first_row(x.shape[1]))
         given = (x, inputs["q_latent"], inputs["main_q"])
-        value, _ = over_blocks(
-            block,
-            case.q_block,
-            learned=(params, keys),
-            shared=(),
-            rows=(),
-            given=given,
-            fixed=inputs["main_k"],
-        )
-        return value
+        parts = Parts(learned=(params, keys), given=given, fixed=inputs["main_k"])
+        return over_blocks(block, parts, case.q_block)[0]
 
     def forward(params: Params, inputs: Inputs) -> Outputs:
         return {"loss": loss(params, inputs)}
@@ -129,10 +118,10 @@ def _mla(case: Case) -> Graph:
         partial(MLA, model, _dtype(case), case.head_chunk, attention_chunk, case.stage), shards
     )
 
-    def block(learned: Any, shared: Any, rows: Any, given: Any, fixed: Any, first: Any) -> tuple[Any, Outputs]:
-        (indexer, index_keys), (main, keys) = learned, shared
-        first += shards.first_row(case.seq_len // case.mesh_size("cp"))
-        loss, out = module(main | indexer).rows(given, rows, index_keys, keys, first)
+    def block(parts: Parts, first: First) -> Result:
+        (indexer, index_keys), (main, keys) = parts.learned, parts.shared
+        first += shards.first_row(case.device_rows)
+        loss, out = module(main | indexer).rows(parts.given, parts.rows, index_keys, keys, first)
         return loss, {"out": out}
 
     def forward(params: Params, inputs: Inputs) -> Outputs:
@@ -141,15 +130,9 @@ def _mla(case: Case) -> Graph:
         indexer = {name: part for name, part in params.items() if name == "indexer"}
         main = {name: part for name, part in params.items() if name in MLA.IN_ROWS}
         index_keys = layer.indexer.keys(x, first) if indexer else None
-        loss, outputs = over_blocks(
-            block,
-            case.q_block,
-            learned=(indexer, index_keys),
-            shared=(main, layer.keys(x, first)),
-            rows=layer.latent(x),
-            given=x,
-            fixed=(),
-        )
+        learned, shared = (indexer, index_keys), (main, layer.keys(x, first))
+        parts = Parts(learned, shared, rows=layer.latent(x), given=x)
+        loss, outputs = over_blocks(block, parts, case.q_block)
         return outputs if loss is None else outputs | {"loss": loss}
 
     def train(params: Params, inputs: Inputs) -> Outputs:
@@ -167,11 +150,11 @@ def _mla(case: Case) -> Graph:
 
 
 def _selected(
-    case: Case, shards: Shards, module: Callable, learned: Any, given: Any, first: Any
+    case: Case, shards: Shards, module: Callable[[Params], Any], parts: Parts, first: First
 ) -> tuple[Float[Array, "batch rows keys"], Bool[Array, "#batch rows keys"]]:
-    """Scores of some rows, and which keys take part: in stage `sparse` the selected ones, else the visible."""
-    (params, keys), (x, q_latent) = learned, given
-    first += shards.first_row(case.seq_len // case.mesh_size("cp"))
+    """Scores of some rows, and the keys that take part: the selected ones, in stage `dense` all visible."""
+    (params, keys), (x, q_latent, *_) = parts.learned, parts.given
+    first += shards.first_row(case.device_rows)
     score = module(params).scores(x, q_latent, keys, first)
     mask = causal_mask(x.shape[1], keys.shape[1], first)
     if case.workload == "indexer" or case.stage == "sparse":
@@ -199,8 +182,10 @@ def _graph(
     return Graph(function, arguments, applies, note, partition=partition)
 
 
-def _abstract(create: Callable[..., nnx.Module], shards: Shards) -> tuple[Callable[[Params], Any], AbstractParams]:
-    """How to make a device's module from its parameters, and the shapes of the whole ones; nothing is allocated."""
+def _abstract(
+    create: Callable[..., nnx.Module], shards: Shards
+) -> tuple[Callable[[Params], Any], AbstractParams]:
+    """How to make a device's module from its parameters; and the shapes of the whole ones, none allocated."""
 
     def split(shards: Shards) -> Any:
         return nnx.split(nnx.eval_shape(lambda: create(shards, rngs=nnx.Rngs(0))))

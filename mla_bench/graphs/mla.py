@@ -117,7 +117,9 @@ class MLA(nnx.Module):
         self, latent: Float[Array, "batch rows latent"], first: Int[Array, ""] | int
     ) -> Float[Array, "heads batch rows qk"]:
         model = self.model
-        q = (self.wq if model.q_lora is None else self.wq_b)(latent).reshape(*latent.shape[:2], self.heads, -1)
+        q = (self.wq if model.q_lora is None else self.wq_b)(latent).reshape(
+            *latent.shape[:2], self.heads, -1
+        )
         q_nope, q_rope = jnp.split(q, [model.qk_nope_dim], axis=-1)
         q_rope = rotate(q_rope, model, first, interleaved=True)
         return heads_first(jnp.concatenate([q_nope, q_rope], axis=-1))

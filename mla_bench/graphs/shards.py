@@ -66,7 +66,9 @@ class Shards:
         """This device's part of a scalar that all devices along `tp` have alike."""
         return scalar / self.axes["tp"] if "tp" in self.axes else scalar
 
-    def spread(self, step: Callable[..., Mapping[str, Any]], arguments: tuple[Any, ...]) -> tuple[Callable, Any]:
+    def spread(
+        self, step: Callable[..., Mapping[str, Any]], arguments: tuple[Any, ...]
+    ) -> tuple[Callable, Any]:
         """`step` of one device as a function of whole arrays on the mesh, and how those are partitioned.
 
         Scalars and gradients of whole parameters are summed over the devices that have a part of the sum.

@@ -6,18 +6,17 @@ Both are estimates. Neither is ever shown as a measurement.
 from collections import Counter
 from typing import Any
 
-from mla_bench.measure.program import estimated_cycles, parse_program
+from mla_bench.measure.program import Program, estimated_cycles
 from mla_bench.record import ESTIMATE
 from mla_bench.targets.chips import Chip
 
 
-def estimate_fields(text: str, chip: Chip) -> tuple[dict[str, Any], str]:
+def estimate_fields(program: Program, chip: Chip) -> tuple[dict[str, Any], str]:
     """Record fields of the compiler's own cycles over `chip`'s clock, and a remark ("" when there is none).
 
-    `text` is of the compiled program, as `compiled.as_text()` has it. Where an instruction has no estimate,
-    the bytes that it reads and writes over the HBM bandwidth stand in for it, and the remark says so.
+    Where an instruction of the compiled program has no estimate, the bytes that it reads and writes over the
+    HBM bandwidth stand in for it, and the remark says so.
     """
-    program = parse_program(text)
     cycles = estimated_cycles(program)
     instead = cycles.missing_bytes / chip.device_bytes_per_s
     said = []

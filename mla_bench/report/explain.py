@@ -17,7 +17,7 @@ from mla_bench.explain import (
     source_line,
 )
 from mla_bench.measure.buffers import Buffer
-from mla_bench.report.words import chunk_name
+from mla_bench.report.words import variant_name
 from mla_bench.text import file_stem
 from mla_bench.units import GIB, format_bytes, format_gib, format_mib
 
@@ -196,7 +196,8 @@ def _timeline(cases: Sequence[Explained]):
         axes.fill_between(places, sizes, step="post", color=colour, alpha=0.12, linewidth=0)
         top, peak = case.hbm.peak_position, case.hbm.live_peak_bytes
         axes.plot(places[top], peak / GIB, marker="o", markersize=5, color=colour)
-        words = f"{chunk_name(case.record['head_chunk'])}  {format_gib(peak)} GiB\n{_largest(case)}"
+        name = variant_name(case.record["head_chunk"], case.record["q_block"])
+        words = f"{name}  {format_gib(peak)} GiB\n{_largest(case)}"
         crowded = near and peak / GIB < limit < 1.3 * peak / GIB
         plots.label(axes, (places[top], peak / GIB), words, rise=-14 if crowded else 14, color=colour)
     return figure

@@ -13,11 +13,23 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # What two cases share that one table, plot or comparison may hold; forward and train never meet.
-GROUP = ("model", "target", "workload", "mode", "batch", "attention", "stage", "dtype", "xla_options", "impl")
+GROUP = (
+    "model",
+    "target",
+    "mesh",
+    "workload",
+    "mode",
+    "batch",
+    "attention",
+    "stage",
+    "dtype",
+    "xla_options",
+    "impl",
+)
 PAIR = (*GROUP, "seq_len")
 DERIVED = {"hbm_ratio": "Float64", "unfair": "string"}
 
-# Why a chunked case's figure is no comparison with native's: in a cell's width, and in a sentence.
+# Why a chunked or blocked figure is no comparison with native's: in a cell's width, and in a sentence.
 UNFAIR = {
     "no effect": "the chunk changes nothing there",
     "≠ dtypes": "the output dtypes are not native's",
@@ -34,6 +46,11 @@ class Row(namedtuple("Row", (*COLUMNS, *DERIVED))):
     """A case beside its native one: plain Python values, None where unknown."""
 
     @property
+    def is_native(self) -> bool:
+        """Whether all heads and all rows of a device are worked on at once."""
+        return _is_native(self._asdict())
+
+    @property
     def is_compared(self) -> bool:
         """Whether its ratio to native says something about chunking."""
         return self.hbm_ratio is not None and self.unfair is None
@@ -42,8 +59,8 @@ class Row(namedtuple("Row", (*COLUMNS, *DERIVED))):
 def to_frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
     """Records as a frame: the columns of `record.COLUMNS` in order, then two derived ones.
 
-    Bytes and counts are nullable whole numbers, empty where unknown. The derived columns compare a
-    chunked case with the native one (head chunk 0) that is otherwise the same case:
+    Bytes and counts are nullable whole numbers, empty where unknown. The derived columns compare a chunked or
+    blocked case with the native one (no head chunk, no q block) that is otherwise the same case:
 
     - `hbm_ratio`: native's HBM total over this one's; above 1 is a saving. Empty unless both are `ok`.
     - `unfair`: why the two are no comparison, a word of `UNFAIR`; empty where nothing speaks against it.
@@ -53,7 +70,7 @@ def to_frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
     import pandas as pd
 
     records = list(records)
-    natives = {_pair(record): record for record in records if record["head_chunk"] == 0}
+    natives = {_pair(record): record for record in records if _is_native(record)}
     table = [{**record, **_against(record, natives.get(_pair(record)))} for record in records]
     cells = {name: [_bounded(row.get(name)) for row in table] for name in Row._fields}
     return pd.DataFrame({name: pd.array(cells[name], dtype=kind) for name, kind in _dtypes().items()})
@@ -66,7 +83,7 @@ def write_csv(frame: "DataFrame", path: Path) -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that differ in sequence length and head chunk alone, ordered by both."""
+    """Cases that differ in sequence length, q block and head chunk alone, ordered by these."""
 
     rows: tuple[Row, ...]
 
@@ -90,7 +107,12 @@ class Group:
     @cached_property
     def natives(self) -> dict[int, Row]:
         """The native case of each sequence length that has one."""
-        return {row.seq_len: row for row in self.rows if row.head_chunk == 0}
+        return {row.seq_len: row for row in self.rows if row.is_native}
+
+    @cached_property
+    def q_blocks(self) -> list[int]:
+        """The q blocks of its cases, 0 first where some work on all rows at once."""
+        return sorted({row.q_block for row in self.rows})
 
     def total(self, row: Row) -> int | None:
         """The bytes that are this group's figure, HBM or host memory on the CPU; None unless `ok`."""
@@ -98,9 +120,11 @@ class Group:
             return None
         return row.host_total_bytes if self.is_host else row.hbm_total_bytes
 
-    def at(self, seq_len: int) -> "Group":
-        """The cases of one sequence length."""
-        return Group(tuple(row for row in self.rows if row.seq_len == seq_len))
+    def at(self, **axes: Any) -> "Group":
+        """The cases with these values, such as one `seq_len` or one `q_block`."""
+        return Group(
+            tuple(row for row in self.rows if all(getattr(row, name) == axes[name] for name in axes))
+        )
 
 
 def rows_of(frame: "DataFrame") -> list[Row]:
@@ -116,7 +140,9 @@ def groups(rows: Sequence[Row]) -> list[Group]:
     found: dict[tuple, list[Row]] = {}
     for row in rows:
         found.setdefault(tuple(getattr(row, name) for name in GROUP), []).append(row)
-    ordered = (sorted(group, key=lambda row: (row.seq_len, row.head_chunk)) for group in found.values())
+    ordered = (
+        sorted(group, key=lambda row: (row.seq_len, row.q_block, row.head_chunk)) for group in found.values()
+    )
     return [Group(tuple(group)) for group in ordered]
 
 
@@ -130,12 +156,16 @@ def _bounded(value: Any) -> Any:
     return min(value, _INT64_MAX) if isinstance(value, int) else value
 
 
+def _is_native(record: Mapping[str, Any]) -> bool:
+    return not (record["head_chunk"] or record["q_block"])
+
+
 def _pair(record: Mapping[str, Any]) -> tuple:
     return tuple(record.get(name) for name in PAIR)
 
 
 def _against(record: Mapping[str, Any], native: Mapping[str, Any] | None) -> dict[str, Any]:
-    if record["head_chunk"] == 0:
+    if _is_native(record):
         return {}
     ratio = _ratio(record, native) if native else None
     return {"hbm_ratio": ratio, "unfair": _unfair(record, native or {}, ratio)}

@@ -5,6 +5,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from mla_bench.case import BUILT_IN, Case
+from mla_bench.mesh import format_mesh
+from mla_bench.report.words import variant_name
 from mla_bench.units import format_size
 from mla_bench.verdict import NOT_COMPARED, OutputParity, ParityRow
 
@@ -61,7 +63,8 @@ def _title(case: Case) -> str:
 
 
 def _variant(case: Case) -> str:
-    parts = [f"chunk {case.head_chunk}" if case.head_chunk else "native"]
+    parts = [variant_name(case.head_chunk, case.q_block)]
+    parts += [format_mesh(case.mesh)] if case.mesh else []
     parts += ["dense"] if case.stage == "dense" else []
     parts += ["chunked attention"] if case.attention == "chunked" else []
     return ", ".join(parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mla_bench.report.frame import Group, Row, groups, rows_of
-from mla_bench.report.words import against_native, chunk, details, facts, headline, provenance, title
+from mla_bench.report.words import against_native, details, facts, headline, provenance, title, variant
 from mla_bench.text import file_stem
 from mla_bench.units import GIB, format_gib, format_size
 
@@ -76,7 +76,7 @@ def planned(group: Group) -> list[Plot]:
         return []
     if group.is_host:
         return [Plot(_file_name("host-memory", group.first), headline(group), group, draw_totals)]
-    longest = group.at(_seq_to_break_down(group))
+    longest = group.at(seq_len=_seq_to_break_down(group))
     return [
         Plot(_file_name("hbm-total", group.first), headline(group), group, draw_totals),
         Plot(_file_name("hbm-parts", group.first), headline(longest), longest, draw_parts),
@@ -102,17 +102,46 @@ def parts(row: Row) -> dict[str, int]:
 
 
 def draw_totals(group: Group, message: str) -> "Figure":
-    """The total over sequence length, a line a chunk; what ran out of memory stands in a strip above."""
-    starved = list(dict.fromkeys(row.head_chunk for row in group.rows if row.status == "oom"))
-    body, strip = 3.3, 0.22 * len(starved)
-    figure = page(message, (f"{title(group.first)} · {facts(group)}", provenance(group)), body + strip)
-    axes = axes_of(figure, body)
-    _scale(axes, group)
-    _draw_limit(axes, group)
-    _draw_lines(axes, group)
-    if starved:
-        _draw_starved(axes_of(figure, strip, BOTTOM + body), axes, group, starved)
+    """The total over sequence length: a panel a q block on one scale, in each a line a head chunk.
+
+    What ran out of memory stands in a strip above its panel.
+    """
+    panels = [group.at(q_block=q_block) for q_block in reversed(group.q_blocks)]
+    body, gap = (3.3, 0.0) if len(panels) == 1 else (2.2, 0.4)
+    strips = [0.22 * len(_starved(panel)) for panel in panels]
+    height = len(panels) * (body + gap) + sum(strips)
+    figure = page(message, (f"{title(group.first)} · {facts(group)}", provenance(group)), height)
+    bottom = BOTTOM
+    for panel, strip in zip(panels, strips, strict=True):
+        axes = axes_of(figure, body, bottom)
+        _scale(axes, group, lowest=bottom == BOTTOM)
+        _draw_limit(axes, group)
+        _draw_lines(axes, panel, _looks(group))
+        if strip:
+            _draw_starved(axes_of(figure, strip, bottom + body), axes, panel, _looks(group))
+        if gap:
+            _name_panel(figure, panel, bottom + body + strip)
+        bottom += body + strip + gap
     return figure
+
+
+def _starved(panel: Group) -> list[int]:
+    """Head chunks with cases that ran out of memory."""
+    return list(dict.fromkeys(row.head_chunk for row in panel.rows if row.status == "oom"))
+
+
+def _name_panel(figure: "Figure", panel: Group, bottom: float) -> None:
+    q_block = panel.first.q_block
+    name = f"q block {q_block}" if q_block else "all query rows at once"
+    place = LEFT / WIDTH, (bottom + 0.06) / figure.get_figheight()
+    figure.text(*place, name, va="bottom", fontweight="bold")
+
+
+def _line_name(row: Row) -> str:
+    """A line's name in its panel, which has the q block."""
+    if row.is_native:
+        return variant(row)
+    return f"chunk {row.head_chunk}" if row.head_chunk else "all heads"
 
 
 def draw_parts(group: Group, message: str) -> "Figure":
@@ -124,7 +153,7 @@ def draw_parts(group: Group, message: str) -> "Figure":
     largest = max(group.total(row) or 0 for row in group.rows) / GIB
     axes.set(xlim=(0, largest), ylim=(len(group.rows) - 0.5, -0.5))
     axes.set_xlabel("HBM of one device, GiB")
-    axes.set_yticks(range(len(group.rows)), [chunk(row) for row in group.rows])
+    axes.set_yticks(range(len(group.rows)), [variant(row) for row in group.rows])
     axes.xaxis.set_major_formatter(_plain)
     axes.grid(axis="x", color=GRID)
     for line, row in enumerate(group.rows):
@@ -159,9 +188,9 @@ def _draw_part_names(axes: "Axes") -> None:
     axes.legend(handles=handles, ncols=len(handles), frameon=False, handlelength=0.9, **place)
 
 
-def _draw_lines(axes: "Axes", group: Group) -> None:
+def _draw_lines(axes: "Axes", group: Group, looks: dict[int, tuple[str, str]]) -> None:
     ends: dict[int, list[tuple[float, Row, str]]] = {}
-    for number, (colour, marker) in _looks(group).items():
+    for number, (colour, marker) in looks.items():
         rows = [row for row in group.rows if row.head_chunk == number]
         points = [(size / GIB, row) for row in rows if (size := group.total(row))]
         if points:
@@ -171,7 +200,7 @@ def _draw_lines(axes: "Axes", group: Group) -> None:
     for seq_len, last in ends.items():
         heights = [axes.transData.transform((seq_len, size))[1] for size, _, _ in last]
         for (size, row, colour), height, free in zip(last, heights, _spread(heights), strict=True):
-            text = f"{chunk(row)}  {format_gib(group.total(row))} GiB  {row.unfair or ''}".rstrip()
+            text = f"{_line_name(row)}  {format_gib(group.total(row))} GiB  {row.unfair or ''}".rstrip()
             label(axes, (seq_len, size), text, color=colour, rise=(free - height) * 72 / DPI)
 
 
@@ -183,22 +212,23 @@ def _draw_limit(axes: "Axes", group: Group) -> None:
         label(axes, (axes.get_xlim()[0], limit), name, rise=7, color=FAINT)
 
 
-def _draw_starved(strip: "Axes", axes: "Axes", group: Group, starved: list[int]) -> None:
+def _draw_starved(strip: "Axes", axes: "Axes", group: Group, looks: dict[int, tuple[str, str]]) -> None:
     """Cases out of memory: above the scale, since they have no total; a line a chunk, named."""
+    starved = _starved(group)
     strip.set(xscale="log", xlim=axes.get_xlim(), ylim=(len(starved) - 0.5, -0.5), facecolor="#FBEDED")
     strip.set_xticks([], minor=True)
     strip.set_xticks([])
     strip.set_yticks([])
     for line, number in enumerate(starved):
         rows = [row for row in group.rows if row.head_chunk == number and row.status == "oom"]
-        colour, _ = _looks(group)[number]
+        colour, _ = looks[number]
         places = [row.seq_len for row in rows]
         strip.plot(places, [line] * len(places), linestyle="", marker="x", markeredgewidth=2, color=colour)
-        label(strip, (places[-1], line), f"{chunk(rows[-1])}  OOM", color=colour)
+        label(strip, (places[-1], line), f"{_line_name(rows[-1])}  OOM", color=colour)
 
 
-def _scale(axes: "Axes", group: Group) -> None:
-    """Logarithmic axes around the figures and the limit, with plain numbers on them."""
+def _scale(axes: "Axes", group: Group, *, lowest: bool) -> None:
+    """Logarithmic axes around the figures and the limit, with plain numbers on them; named below alone."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     seqs = sorted({row.seq_len for row in group.rows if group.total(row) or row.status == "oom"})
@@ -214,7 +244,10 @@ def _scale(axes: "Axes", group: Group) -> None:
     axes.yaxis.set_major_formatter(_plain)
     axes.minorticks_off()
     axes.grid(color=GRID)
-    axes.set_xlabel("sequence length")
+    if lowest:
+        axes.set_xlabel("sequence length")
+    else:
+        axes.tick_params(labelbottom=False)
     axes.set_ylabel("host memory, GiB" if group.is_host else "HBM total of one device, GiB")
 
 
@@ -290,11 +323,21 @@ def _looks(group: Group) -> dict[int, tuple[str, str]]:
 def _seq_to_break_down(group: Group) -> int:
     """The longest sequence whose native case has a total, or else the longest with any."""
     measured = [row for row in group.rows if group.total(row)]
-    return max((row.seq_len for row in measured if not row.head_chunk), default=measured[-1].seq_len)
+    return max((row.seq_len for row in measured if row.is_native), default=measured[-1].seq_len)
 
 
 def _file_name(kind: str, row: Row) -> str:
     """File name of a group's picture, other for every other group."""
-    name = "-".join((kind, row.model, row.workload, row.mode, row.target.replace(":", "-"), *details(row)))
+    name = "-".join(
+        (
+            kind,
+            row.model,
+            row.workload,
+            row.mode,
+            row.target.replace(":", "-"),
+            *filter(None, (row.mesh.replace(",", "-"),)),
+            *details(row),
+        )
+    )
     plain = re.fullmatch(r"[\w.=-]{1,100}", name, re.ASCII)
     return f"{name if plain else file_stem(name)}.png"

@@ -92,7 +92,7 @@ def summary_markdown(frame: "DataFrame") -> str:
 def _sheet(group: Group, wide: bool = False) -> Sheet:
     """`group` as text, in 80 columns unless it may be `wide`."""
     numbers: dict[str, int] = {}
-    chosen = _columns(group) | (_cost_columns(group) if wide else {})
+    chosen = _columns(group, wide) | (_cost_columns(group) if wide else {})
     columns = {name: [cell(group, row) for row in group.rows] for name, cell in chosen.items()}
     columns["note"] = [
         " ".join(str(numbers.setdefault(note, len(numbers) + 1)) for note in _notes(group, row))
@@ -108,10 +108,12 @@ def _sheet(group: Group, wide: bool = False) -> Sheet:
     )
 
 
-def _columns(group: Group) -> dict[str, Callable[[Group, Row], str]]:
+def _columns(group: Group, wide: bool) -> dict[str, Callable[[Group, Row], str]]:
+    blocked = any(group.q_blocks)
     point = {
         "seq": lambda _, row: format_size(row.seq_len),
-        "chunk": lambda _, row: str(row.head_chunk or "native"),
+        "q\nblock": lambda _, row: str(row.q_block) if row.q_block or blocked else "",
+        "chunk": lambda _, row: "native" if row.is_native else str(row.head_chunk),
     }
     step = {
         f"step ms\n{STEP_WORDS[source]}": _step for source in distinct(group.rows, "step_time_source")[:1]
@@ -123,7 +125,9 @@ def _columns(group: Group) -> dict[str, Callable[[Group, Row], str]]:
         | {
             "HBM total\nGiB": _total,
             "live\npeak GiB": lambda _, row: format_gib(row.hbm_live_peak_bytes),
-            "on chip\nMiB": lambda _, row: format_mib(row.onchip_peak_bytes),
+            # Where q blocks have a column, there is no room for it in 80.
+            "on chip\nMiB": lambda _, row: "" if blocked and not wide else format_mib(row.onchip_peak_bytes),
+            "collectives\nMiB": lambda _, row: format_mib(row.collective_bytes) if wide else "",
             "HBM\nvs native": _against_native,
         }
         | step

@@ -61,10 +61,14 @@ def headline(group: Group) -> str:
     row = max(compared, key=lambda row: abs(math.log(row.hbm_ratio)), default=None)
     if row and change(row.hbm_ratio) != "same":
         place = format_size(row.seq_len)
-        return f"{chunk(row).capitalize()} needs {times(row.hbm_ratio)} HBM than native at {place}"
+        return f"{variant(row).capitalize()} needs {times(row.hbm_ratio)} HBM than native at {place}"
     for native, line in _fits_only(group):
         return f"At {format_size(native.seq_len)} {line}"
-    return "Chunking leaves HBM as it is" if compared else "HBM total by head chunk"
+    return "Chunking leaves HBM as it is" if compared else f"HBM total by {_cut(group)}"
+
+
+def _cut(group: Group) -> str:
+    return "q block and head chunk" if any(group.q_blocks) else "head chunk"
 
 
 def version_warning(rows: Sequence[Row]) -> str:
@@ -82,7 +86,8 @@ def distinct(rows: Sequence[Row], name: str) -> list[Any]:
 
 def title(row: Row) -> str:
     """Names of a group, for a heading."""
-    return f"{row.workload} · {row.mode} · {row.model} · {row.target}"
+    mesh = f" · {row.mesh}" if row.mesh else ""
+    return f"{row.workload} · {row.mode} · {row.model} · {row.target}{mesh}"
 
 
 def facts(group: Group) -> str:
@@ -111,14 +116,16 @@ def details(row: Row) -> list[str]:
     return differing(row._asdict()) + ([row.xla_options] if row.xla_options else [])
 
 
-def chunk(row: Row) -> str:
-    """The head chunk of a case in words."""
-    return chunk_name(row.head_chunk)
+def variant(row: Row) -> str:
+    """How a case is cut, in words."""
+    return variant_name(row.head_chunk, row.q_block)
 
 
-def chunk_name(head_chunk: int) -> str:
-    """A head chunk in words."""
-    return f"chunk {head_chunk}" if head_chunk else "native"
+def variant_name(head_chunk: int, q_block: int) -> str:
+    """Head chunk and q block in words: `chunk 8`, `q block 256`, `chunk 8 of q block 256`, or `native`."""
+    chunk = f"chunk {head_chunk}" if head_chunk else ""
+    block = f"q block {q_block}" if q_block else ""
+    return " of ".join(filter(None, (chunk, block))) or "native"
 
 
 def change(ratio: float) -> str:
@@ -143,7 +150,7 @@ def against_native(row: Row) -> str:
 
 def step_change(native: Row | None, row: Row) -> str:
     """How much longer or shorter a step is than native's, as `+14%`; empty without one by the same source."""
-    if native is None or not row.head_chunk or row.unfair or native.status != "ok":
+    if native is None or row.is_native or row.unfair or native.status != "ok":
         return ""
     if not (native.step_time_s and row.step_time_s) or native.step_time_source != row.step_time_source:
         return ""
@@ -191,20 +198,20 @@ def _one_way(members: Sequence[Group]) -> list[str]:
 def _fits_only(group: Group) -> Iterator[tuple[Row, str]]:
     """Where native does not fit and a chunk does, or the reverse: the native case, and what to say of it."""
     for seq_len, native in group.natives.items():
-        rows = [row for row in group.at(seq_len).rows if row.head_chunk and row.unfair is None]
+        rows = [row for row in group.at(seq_len=seq_len).rows if not row.is_native and row.unfair is None]
         fitting = sorted((row for row in rows if _fits(row)), key=lambda row: row.hbm_total_bytes)
         failing = [row for row in rows if _fits(row) is False]
         if _fits(native) is False and fitting:
             best, *others = fitting
-            too = f" ({', '.join(map(chunk, others))} too)" if others else ""
-            does = f"{chunk(best)} does with {format_gib(best.hbm_total_bytes)} GiB{too}"
+            too = f" ({', '.join(map(variant, others))} too)" if others else ""
+            does = f"{variant(best)} does with {format_gib(best.hbm_total_bytes)} GiB{too}"
             yield native, f"native does not fit {_ceiling(native)}; {does}"
         elif _fits(native) and failing:
             does = f"native does with {format_gib(native.hbm_total_bytes)} GiB"
             verb = "do" if len(failing) > 1 else "does"
-            yield native, f"{', '.join(map(chunk, failing))} {verb} NOT fit {_ceiling(failing[0])}; {does}"
+            yield native, f"{', '.join(map(variant, failing))} {verb} NOT fit {_ceiling(failing[0])}; {does}"
         elif _fits(native) is False and failing:
-            yield native, f"neither native nor {' or '.join(map(chunk, failing))} fits {_ceiling(native)}"
+            yield native, f"neither native nor {' or '.join(map(variant, failing))} fits {_ceiling(native)}"
 
 
 def _unclaimed(members: Sequence[Group]) -> Iterator[str]:
@@ -257,7 +264,7 @@ def _ceiling(row: Row) -> str:
 
 
 def _needs(row: Row) -> str:
-    return f"{chunk(row)} of {_place(row)} needs {times(row.hbm_ratio)} HBM than native"
+    return f"{variant(row)} of {_place(row)} needs {times(row.hbm_ratio)} HBM than native"
 
 
 def _place(row: Row) -> str:
@@ -265,7 +272,8 @@ def _place(row: Row) -> str:
 
 
 def _where(row: Row) -> str:
-    return f"{row.target} ({', '.join(details(row))})" if details(row) else row.target
+    said = [*([row.mesh] if row.mesh else []), *details(row)]
+    return f"{row.target} ({', '.join(said)})" if said else row.target
 
 
 def _difference(row: Row, group: Group) -> str:
@@ -286,4 +294,4 @@ def _step_difference(native: Row, row: Row) -> str:
 
 
 def _listed(rows: Sequence[Row]) -> str:
-    return ", ".join(f"{chunk(row)} at {format_size(row.seq_len)}" for row in rows)
+    return ", ".join(f"{variant(row)} at {format_size(row.seq_len)}" for row in rows)

@@ -18,6 +18,7 @@ __all__ = [
     "environment",
     "named_targets",
     "parse_target",
+    "smallest_slice",
 ]
 
 
@@ -40,6 +41,11 @@ def named_targets(names: Iterable[str] | None = None) -> list[tuple[str, Target]
       MlaBenchError: a name is no target.
     """
     return [(name, parse_target(name)) for name in names or (*CHIPS, LOCAL)]
+
+
+def smallest_slice(target: Target, devices: int) -> Target | None:
+    """The smallest usual slice of `target`'s chip with at least so many devices; None where there is none."""
+    return tpu.smallest_slice(target.chip, devices) if target.chip else None
 
 
 def default_target() -> str:

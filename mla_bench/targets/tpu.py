@@ -46,6 +46,15 @@ def parse_slice(text: str) -> Target:
     return Target(chip, layout)
 
 
+def smallest_slice(chip: Chip, devices: int) -> Target | None:
+    """The smallest usual slice of `chip` with at least so many devices; None where a pod has fewer."""
+    for doublings in range(chip.pod_chips.bit_length()):
+        layout = _usual_layout(chip, 2**doublings)
+        if layout and 2**doublings * chip.devices >= devices:
+            return Target(chip, layout)
+    return None
+
+
 def cloud_names(chip: Chip) -> str:
     """Some of the chip's cloud names, with the layouts that they stand for."""
     return ", ".join(_both_names(chip, _usual_layout(chip, n)) for n in (4, 16 if chip.rank == 2 else 64))

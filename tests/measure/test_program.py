@@ -96,7 +96,7 @@ def test_nested_loops_and_a_sentinel_give_the_cycles_computed_by_hand():
 
 def test_the_estimate_is_cycles_over_the_clock_and_bytes_over_bandwidth():
     chip = CHIPS["v5p"]
-    fields, remark = estimate_fields(NESTED, chip)
+    fields, remark = estimate_fields(parse_program(NESTED), chip)
     instead = 5 * 3 * 2 * ARRAY / 2765e9
     assert fields["step_time_s"] == pytest.approx(2635 / chip.clock_hz + instead)
     assert fields["step_time_source"] == "compiler-estimate"
@@ -110,7 +110,7 @@ def test_the_estimate_is_cycles_over_the_clock_and_bytes_over_bandwidth():
 
 def test_a_program_without_estimates_has_no_step_time():
     text = "\n".join(line for line in NESTED.splitlines() if "estimated" not in line)
-    assert estimate_fields(text, CHIPS["v5p"]) == ({}, "the compiler gives no cycle estimates")
+    assert estimate_fields(parse_program(text), CHIPS["v5p"]) == ({}, "the compiler gives no cycle estimates")
 
 
 def test_a_trip_count_is_noted_by_the_compiler_or_the_bound_in_the_condition():
@@ -129,7 +129,7 @@ def test_a_loop_of_unknown_length_is_one_turn_and_said_to_be():
     found = estimated_cycles(parse_program(text))
     assert found.total == 1000 + 20 + 7 + 3 * 100
     assert found.endless == {"while.9"}
-    assert "1 loops of unknown length" in estimate_fields(text, CHIPS["v5p"])[1]
+    assert "1 loops of unknown length" in estimate_fields(parse_program(text), CHIPS["v5p"])[1]
 
 
 def test_a_sort_without_an_estimate_is_missing_and_a_small_counter_is_not():
