@@ -222,6 +222,91 @@ def _scenario(path: Path | None) -> "Scenario":
 
 
 @app.command(
+    epilog="Examples:\n\n"
+    "mla-bench fit --target v6e --workload indexer-loss --mode train\n\n"
+    "mla-bench fit --seq 32k --chunk 0,8,16 --q-block 0,256,512 --target v5p --margin 5%\n\n"
+    "mla-bench fit --seq 128k --workload mla --attention chunked --target v5p --chip-count"
+)
+def fit(
+    model: _Model = None,
+    workload: _Workload = None,
+    mode: _Mode = None,
+    seq: Annotated[
+        str | None, _flag("A length to find the cheapest setting for; without it, the longest is found.")
+    ] = None,
+    batch: _Batch = None,
+    chunk: _Chunk = None,
+    q_block: _QBlock = None,
+    attention: _Attention = None,
+    stage: _Stage = None,
+    dtype: _Dtype = None,
+    target: _Target = None,
+    mesh: _Mesh = None,
+    xla_option: _XlaOption = None,
+    impl: _Impl = None,
+    margin: Annotated[
+        str, typer.Option(help="Share of the HBM limit that must stay free.", metavar="PERCENT")
+    ] = "0%",
+    step: Annotated[
+        str | None, _flag("Lengths to choose from: multiples of it; default powers of two.", metavar="SIZE")
+    ] = None,
+    longest: Annotated[str, typer.Option(help="No longer sequence is tried.", metavar="SIZE")] = "1m",
+    chip_count: Annotated[
+        bool, typer.Option("--chip-count", help="Find the smallest slice for --seq, rows sharded over it.")
+    ] = False,
+    out: _Out = None,
+    jobs: _Jobs = None,
+    timeout: _Timeout = "30m",
+    memory_per_job: _MemoryPerJob = None,
+    no_cache: Annotated[
+        bool,
+        typer.Option("--no-cache", help="Neither read nor fill the cache.", rich_help_panel=_ENGINE),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="The result alone, no progress.", rich_help_panel=_SHOWN)
+    ] = False,
+) -> None:
+    """Find what fits: the longest sequence, the cheapest setting for one, or the smallest slice."""
+    from mla_bench.engine.process import Limits
+    from mla_bench.fitting import Question, answer
+    from mla_bench.runs import Run, default_path
+    from mla_bench.scenario import FIT
+    from mla_bench.session import Output
+    from mla_bench.units import parse_bytes, parse_percent, parse_seconds, parse_size
+
+    chosen = FIT.override(
+        model=model,
+        workload=workload,
+        mode=mode,
+        seq=seq,
+        batch=batch,
+        chunk=chunk,
+        q_block=q_block,
+        attention=attention,
+        stage=stage,
+        dtype=dtype,
+        target=target,
+        mesh=mesh,
+        impl=impl,
+        xla_options=xla_option,
+    )
+    limits = Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
+    question = Question(
+        chosen,
+        margin=parse_percent(margin),
+        step=parse_size(step) if step else None,
+        longest=parse_size(longest),
+        chip_count=chip_count,
+    )
+    run = Run(out or default_path("fit"))
+    raise typer.Exit(
+        answer(
+            question, run, ["mla-bench", *sys.argv[1:]], Output(quiet, as_json=False), limits, jobs, no_cache
+        )
+    )
+
+
+@app.command(
     epilog="Examples:\n\nmla-bench parity --chunk 0,8,16\n\n"
     "mla-bench parity --dtype bfloat16 --workload indexer --impl my_indexer.py:build"
 )

@@ -89,6 +89,10 @@ PARITY = Scenario(
 )
 
 
+# What `fit` chooses from unless told otherwise.
+FIT = Scenario(chunk=(0, 8), q_block=(0, 256))
+
+
 def load_scenario(path: Path) -> Scenario:
     """The scenario in the TOML file at `path`; paths in it are relative to its folder.
 
@@ -168,13 +172,23 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
     points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     cases = tuple(dict.fromkeys(_settled(Case(**point), scenario.given) for point in points))
     for case in cases:
-        _check_mesh(case)
-        _check_chunk(case)
+        check(case)
     for name, place in (("attention", "mla"), ("stage", "indexer-loss and mla, of models with an indexer")):
         values = getattr(scenario, name)
         if not any(getattr(case, name) in values for case in cases):
             raise MlaBenchError(f"{name} {values[0]} changes none of these cases; it is an axis of {place}")
     return cases
+
+
+def check(case: Case) -> None:
+    """Refuses what cannot be cut as the case says.
+
+    Raises:
+      MlaBenchError: its mesh does not divide what it shards or has more devices than its target, or its head
+        chunk does not divide a device's heads.
+    """
+    _check_mesh(case)
+    _check_chunk(case)
 
 
 def _split(text: str) -> list[str]:

@@ -67,6 +67,7 @@ def format_mib(size_bytes: int | None) -> str:
 
 
 _BYTES = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmgt])i?b?", re.IGNORECASE)
+_PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,6})?)\s*%?")
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smh]?)", re.IGNORECASE)
 
 
@@ -86,6 +87,17 @@ def parse_bytes(text: str) -> int:
 def format_bytes(size_bytes: int) -> str:
     """`size_bytes` with its unit: MiB below 1 GiB, else GiB."""
     return f"{format_mib(size_bytes)} MiB" if size_bytes < GIB else f"{format_gib(size_bytes)} GiB"
+
+
+def parse_percent(text: str) -> float:
+    """Share that `text` stands for, below 1: `5%` and `5` are 0.05.
+
+    Raises:
+      MlaBenchError: it is no percentage from 0 to below 100.
+    """
+    if match := _PERCENT.fullmatch(text.strip()):
+        return float(match[1]) / 100
+    raise MlaBenchError(f"{one_line(text, 40)!r} is no percentage; write 5% or 2.5%, below 100%")
 
 
 def parse_seconds(text: str) -> float:

@@ -13,7 +13,7 @@ import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache as once
 from pathlib import Path
@@ -203,8 +203,7 @@ def trace(graph: Graph, name: str, case: Case, devices: Sequence[Any]) -> Any:
     import jax
 
     function = jax.jit(_named(graph.function, name), donate_argnums=graph.donated)
-    with jax.set_mesh(_mesh(case, devices)) if case.mesh else nullcontext():
-        return function.trace(*placed(graph, case, devices))
+    return function.trace(*placed(graph, case, devices))
 
 
 def placed(graph: Graph, case: Case, devices: Sequence[Any]) -> tuple[Any, ...]:

@@ -121,8 +121,7 @@ def _mla(case: Case) -> Graph:
     def block(parts: Parts, first: First) -> Result:
         (indexer, index_keys), (main, keys) = parts.learned, parts.shared
         first += shards.first_row(case.device_rows)
-        loss, out = module(main | indexer).rows(parts.given, parts.rows, index_keys, keys, first)
-        return loss, {"out": out}
+        return module(main | indexer).rows(parts.given, parts.rows, index_keys, keys, first)
 
     def forward(params: Params, inputs: Inputs) -> Outputs:
         x = inputs["x"]
@@ -132,7 +131,8 @@ def _mla(case: Case) -> Graph:
         index_keys = layer.indexer.keys(x, first) if indexer else None
         learned, shared = (indexer, index_keys), (main, layer.keys(x, first))
         parts = Parts(learned, shared, rows=layer.latent(x), given=x)
-        loss, outputs = over_blocks(block, parts, case.q_block)
+        loss, heads = over_blocks(block, parts, case.q_block)
+        outputs = {"out": layer.output(heads)}
         return outputs if loss is None else outputs | {"loss": loss}
 
     def train(params: Params, inputs: Inputs) -> Outputs:

@@ -33,7 +33,7 @@ class MLA(nnx.Module):
     """
 
     # Parameters, beside the indexer's, that `rows` needs.
-    IN_ROWS = ("wq", "wq_b", "wo")
+    IN_ROWS = ("wq", "wq_b")
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class MLA(nnx.Module):
         index_keys: Float[Array, "batch keys dim"] | None,
         keys: Keys,
         first: Int[Array, ""] | int,
-    ) -> tuple[Float[Array, ""] | None, Float[Array, "batch rows hidden"]]:
-        """The indexer's loss where there is an indexer, and the layer's output, of rows from the `first` on.
+    ) -> tuple[Float[Array, ""] | None, Float[Array, "batch rows heads_v"]]:
+        """The indexer's loss where there is an indexer, and the attention's output, its heads side by side.
 
-        The loss reaches the indexer and its keys alone, the output all else.
+        Of rows from the `first` on. The loss reaches the indexer and its keys alone, the output all else.
         """
         model, scale = self.model, softmax_scale(self.model)
         q = self._queries(latent, first)
@@ -110,8 +110,11 @@ class MLA(nnx.Module):
             return jnp.einsum("hbts,hbsv->hbtv", probabilities, v)
 
         out = map_over_heads(attention, (q, *keys), self.attention_chunk)
-        out = jnp.moveaxis(out, 0, 2).reshape(*latent.shape[:2], -1)
-        return loss, self.shards.all_heads(self.wo(out))
+        return loss, jnp.moveaxis(out, 0, 2).reshape(*latent.shape[:2], -1)
+
+    def output(self, heads: Float[Array, "batch rows heads_v"]) -> Float[Array, "batch rows hidden"]:
+        """The layer's output from the attention's."""
+        return self.shards.all_heads(self.wo(heads))
 
     def _queries(
         self, latent: Float[Array, "batch rows latent"], first: Int[Array, ""] | int

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,18 +57,23 @@ def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
     A group with HBM totals gets one over sequence length and one of the total's parts; a group of the
     CPU compiler one of host memory, named so; a group without figures none.
     """
-    import matplotlib as mpl
-
-    directory.mkdir(parents=True, exist_ok=True)
     paths = []
     gc.freeze()  # what is there by now need not be looked through at each figure
     for plot in (plot for group in groups(rows_of(frame)) for plot in planned(group)):
-        with mpl.rc_context(STYLE):
-            plot.draw(plot.group, plot.title).savefig(directory / plot.name, format="png")
-        gc.collect()  # a figure holds itself, and a wide sweep has many
         paths.append(directory / plot.name)
+        save(partial(plot.draw, plot.group, plot.title), paths[-1])
     gc.unfreeze()
     return paths
+
+
+def save(draw: Callable[[], "Figure"], path: Path) -> None:
+    """Writes the picture that `draw` makes as PNG to `path`, whose folder need not exist."""
+    import matplotlib as mpl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        draw().savefig(path, format="png")
+    gc.collect()  # a figure holds itself, and a wide sweep has many
 
 
 def planned(group: Group) -> list[Plot]:
@@ -154,7 +160,7 @@ def draw_parts(group: Group, message: str) -> "Figure":
     axes.set(xlim=(0, largest), ylim=(len(group.rows) - 0.5, -0.5))
     axes.set_xlabel("HBM of one device, GiB")
     axes.set_yticks(range(len(group.rows)), [variant(row) for row in group.rows])
-    axes.xaxis.set_major_formatter(_plain)
+    axes.xaxis.set_major_formatter(plain_number)
     axes.grid(axis="x", color=GRID)
     for line, row in enumerate(group.rows):
         if group.total(row):
@@ -241,7 +247,7 @@ def _scale(axes: "Axes", group: Group, *, lowest: bool) -> None:
     wide = max(sizes) / min(sizes)
     subs = (1, 2, 5) if wide < 1e4 else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=subs) if wide > 8 else MaxNLocator(5))
-    axes.yaxis.set_major_formatter(_plain)
+    axes.yaxis.set_major_formatter(plain_number)
     axes.minorticks_off()
     axes.grid(color=GRID)
     if lowest:
@@ -251,7 +257,8 @@ def _scale(axes: "Axes", group: Group, *, lowest: bool) -> None:
     axes.set_ylabel("host memory, GiB" if group.is_host else "HBM total of one device, GiB")
 
 
-def _plain(size: float, _: float) -> str:
+def plain_number(size: float, _: float) -> str:
+    """A number on an axis: neither a power nor a trailing zero."""
     return f"{size:,.10f}".rstrip("0").rstrip(".")
 
 

@@ -1,0 +1,141 @@
+"""What `fit` does for a person: from the question to tables, a picture and a recommendation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mla_bench.case import Case
+from mla_bench.engine.jobs import default_jobs, local_executor
+from mla_bench.engine.process import Limits
+from mla_bench.engine.sweep import Sweep
+from mla_bench.errors import MlaBenchError, NotWrittenError
+from mla_bench.fit import Known, Search, by_setting, by_slice, find, lengths
+from mla_bench.report.fit import LENGTH, SETTING, SLICE, Told, tell
+from mla_bench.runs import Run
+from mla_bench.scenario import Scenario, check, expand, plain
+from mla_bench.session import Output, interrupts, kept_compiles, run_cases
+from mla_bench.units import format_size
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to fit, and of what is to be chosen.
+
+    Attributes:
+      scenario: settings, targets and all else; its lengths count where they were given.
+      margin: share of the HBM limit that must stay free.
+      step: between lengths to choose from; None for powers of two.
+      longest: length beyond which nothing is tried.
+      chip_count: whether the smallest slice is asked for.
+    """
+
+    scenario: Scenario
+    margin: float = 0.0
+    step: int | None = None
+    longest: int = 2**20
+    chip_count: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What is looked for, one of `report.fit.KINDS`."""
+        return SLICE if self.chip_count else SETTING if self.gives_length else LENGTH
+
+    @property
+    def gives_length(self) -> bool:
+        """Whether a length was given, so that none is looked for."""
+        return "seq" in self.scenario.given
+
+    def searches(self) -> list[Search]:
+        """One for each setting; of given lengths one for each case, that looks no further.
+
+        Raises:
+          MlaBenchError: the parts of the question do not go together, or name no cases.
+        """
+        if self.chip_count:
+            if not self.gives_length:
+                raise MlaBenchError("--chip-count needs the sequence length: --seq 128k")
+            if "mesh" in self.scenario.given:
+                raise MlaBenchError("--chip-count chooses the mesh: leave out --mesh")
+            return by_slice(expand(self.scenario), self.margin, _is_possible)
+        if self.gives_length:
+            if self.step:
+                raise MlaBenchError("--step is of lengths to choose from: leave out --seq")
+            return [Search((case,), self.margin) for case in expand(self.scenario)]
+        choice = lengths(self.step, self.longest)
+        if not choice:
+            raise MlaBenchError(f"there is no length to try up to --longest {format_size(self.longest)}")
+        return by_setting(expand(replace(self.scenario, seq=choice)), self.margin)
+
+
+def answer(
+    question: Question,
+    run: Run,
+    command: list[str],
+    say: Output,
+    limits: Limits,
+    jobs: int | None = None,
+    no_cache: bool = False,
+) -> int:
+    """Compiles what it takes to answer, writes the run, prints the answer; the exit code, 1 where nothing fits.
+
+    Raises:
+      MlaBenchError: the question names no cases, or nothing is known of a limit.
+    """
+    searches = question.searches()
+    cases = [case for search in searches for case in search.cases]
+    if jobs is not None and jobs < 1:
+        raise MlaBenchError(f"--jobs: {jobs} is no number of jobs; write 1 or more")
+    executor = local_executor(jobs or default_jobs(len(searches), limits.memory_bytes))
+    with executor as pool, run.locked():
+        run.begin(command, plain(question.scenario), cases)
+        say.plan(cases, cases)
+        with kept_compiles(no_cache) as cache, interrupts() as caught:
+
+            def compiled(probes: Sequence[Case]) -> list[Known]:
+                run_cases(say, run, Sweep(probes, pool, limits, cache), caught)
+                wanted = {case.case_id for case in probes}
+                return [record for record in run.records() if record["case_id"] in wanted]
+
+            searches = find(searches, compiled)
+        say.result(f"{len(run.records())} of {len(cases)} cases compiled.")
+        told = [tell(members, question.kind, question.margin) for members in _groups(searches)]
+        for part in told:
+            say.result()
+            say.result(part.table)
+            say.result(part.sentence)
+        say.result(f"\nWritten to {run.path}: {_write(run, told)}.", whole=True)
+    return 130 if caught else 0 if all(part.fits for part in told) else 1
+
+
+def _groups(searches: Sequence[Search]) -> list[list[Search]]:
+    """Searches that differ in their setting alone; of given lengths, those of one length."""
+    found: dict[Case, list[Search]] = {}
+    for search in searches:
+        one = search.cases[0]
+        seq_len = one.seq_len if len({case.seq_len for case in search.cases}) == 1 else 0
+        found.setdefault(replace(one, seq_len=seq_len, head_chunk=0, q_block=0), []).append(search)
+    return list(found.values())
+
+
+def _is_possible(case: Case) -> bool:
+    try:
+        check(case)
+    except MlaBenchError:
+        return False
+    return True
+
+
+def _write(run: Run, told: Sequence[Told]) -> str:
+    """Writes the records as a table, the answers as text, and the pictures; says what is there."""
+    from mla_bench.report import to_frame, write_csv
+    from mla_bench.report.fit import markdown
+
+    try:
+        write_csv(to_frame(run.records()), run.path / "summary.csv")
+        (run.path / "fit.md").write_text(markdown(told), encoding="utf-8")
+        for part in told:
+            part.save(run.path / "plots")
+    except OSError as error:
+        raise NotWrittenError(
+            f"cannot write into {run.path}: {error.strerror}; the records are kept"
+        ) from error
+    return "records.jsonl, summary.csv, fit.md and plots"
