@@ -145,7 +145,7 @@ def _on_slices(case: Case) -> Iterable[Case]:
 
 
 def front(records: Iterable[Known]) -> list[Known]:
-    """Those that no other one beats in both HBM and step time, by HBM; where no time is known, the least HBM."""
+    """Those that no other one beats in both HBM and step time, by HBM; without times the one of least HBM."""
     found: list[Known] = []
     for record in sorted(records, key=lambda it: (it["hbm_total_bytes"], it["step_time_s"] or 0.0)):
         if not found or (record["step_time_s"] or 0.0) < (found[-1]["step_time_s"] or 0.0):

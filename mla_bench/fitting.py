@@ -75,7 +75,7 @@ def answer(
     jobs: int | None = None,
     no_cache: bool = False,
 ) -> int:
-    """Compiles what it takes to answer, writes the run, prints the answer; the exit code, 1 where nothing fits.
+    """Compiles what it takes to answer, and prints it; the exit code, 1 where nothing fits.
 
     Raises:
       MlaBenchError: the question names no cases, or nothing is known of a limit.

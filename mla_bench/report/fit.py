@@ -72,8 +72,8 @@ def tell(searches: Sequence[Search], kind: str, margin: float) -> Told:
     limits = {record["hbm_limit_bytes"] for record in tried if record["hbm_limit_bytes"]}
     title += f" · limit {format_gib(max(limits))} GiB" if limits else ""
     title += f", {margin:.3g} of it kept free" if margin else ""
-    source = next((record["step_time_source"] for record in tried if record["step_time_source"]), None)
-    step = f"step ms\n{STEP_WORDS.get(source, '')}"
+    sources = {STEP_WORDS[record["step_time_source"]] for record in tried if record["step_time_source"]}
+    step = f"step ms\n{' and '.join(sorted(sources))}"
     figures = ("HBM\nGiB", "of\nlimit", step)
     found = [search.best for search in searches if search.best]
     if kind == SETTING:
