@@ -87,7 +87,7 @@ def answer(
     executor = local_executor(jobs or default_jobs(len(searches), limits.memory_bytes))
     with executor as pool, run.locked():
         run.begin(command, plain(question.scenario), cases)
-        say.plan(cases, cases)
+        say.progress(_plan(searches))
         with kept_compiles(no_cache) as cache, interrupts() as caught:
 
             def compiled(probes: Sequence[Case]) -> list[Known]:
@@ -96,7 +96,7 @@ def answer(
                 return [record for record in run.records() if record["case_id"] in wanted]
 
             searches = find(searches, compiled)
-        say.result(f"{len(run.records())} of {len(cases)} cases compiled.")
+        say.progress(f"{len(run.records())} of {len(cases)} cases were tried.")
         told = [tell(members, question.kind, question.margin) for members in _groups(searches)]
         for part in told:
             say.result()
@@ -104,6 +104,20 @@ def answer(
             say.result(part.sentence)
         say.result(f"\nWritten to {run.path}: {_write(run, told)}.", whole=True)
     return 130 if caught else 0 if all(part.fits for part in told) else 1
+
+
+def _plan(searches: Sequence[Search]) -> str:
+    """What was understood, before anything slow begins."""
+    models = ", ".join(dict.fromkeys(search.cases[0].model.name for search in searches))
+    most = sum(len(search.cases).bit_length() for search in searches)
+    first, last = searches[0].cases[0], searches[0].cases[-1]
+    if first.seq_len != last.seq_len:
+        over = f"lengths from {format_size(first.seq_len)} to {format_size(last.seq_len)} on {first.target}"
+    elif first.target != last.target:
+        over = f"{format_size(first.seq_len)} on slices from {first.target} to {last.target}"
+    else:
+        over = f"{format_size(first.seq_len)} on {first.target}"
+    return f"{len(searches)} settings of {models}: {over}; at most {most} compiles"
 
 
 def _groups(searches: Sequence[Search]) -> list[list[Search]]:

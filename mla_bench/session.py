@@ -56,6 +56,11 @@ class Output:
             f" head chunk {listed([str(case.head_chunk) for case in cases])}{beside}{there}",
         )
 
+    def progress(self, what: str) -> None:
+        """A line beside the result."""
+        if not self.quiet:
+            self.beside.print(what)
+
     def records(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Records as lines of JSON."""
         for record in records:

@@ -122,12 +122,14 @@ def draw_front(records: Sequence[Known], margin: float, message: str, place: str
     words = f"limit{kept}: {limit:.2f} GiB"
     plots.label(axes, (axes.get_xlim()[0], limit), words, rise=7, color=plots.FAINT)
     axes.plot(*zip(*map(_point, unbeaten), strict=True), color=plots.CHUNK_COLOURS[0], zorder=2)
-    for record in shown:
+    heights = [axes.transData.transform(points[record["case_id"]])[1] for record in shown]
+    for record, height, free in zip(shown, heights, plots.spread(heights), strict=True):
         colour = plots.CHUNK_COLOURS[0] if record in unbeaten else plots.FAINT
         point = points[record["case_id"]]
         axes.plot(*point, marker="o", markersize=6, color=colour)
         name = variant_name(record["head_chunk"], record["q_block"])
-        plots.label(axes, point, f"{name}  {point[1]:.3g} GiB", color=colour)
+        rise = (free - height) * 72 / plots.DPI
+        plots.label(axes, point, f"{name}  {point[1]:.3g} GiB", color=colour, rise=rise)
     return figure
 
 

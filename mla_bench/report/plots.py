@@ -205,7 +205,7 @@ def _draw_lines(axes: "Axes", group: Group, looks: dict[int, tuple[str, str]]) -
             ends.setdefault(places[-1], []).append((*points[-1], colour))
     for seq_len, last in ends.items():
         heights = [axes.transData.transform((seq_len, size))[1] for size, _, _ in last]
-        for (size, row, colour), height, free in zip(last, heights, _spread(heights), strict=True):
+        for (size, row, colour), height, free in zip(last, heights, spread(heights), strict=True):
             text = f"{_line_name(row)}  {format_gib(group.total(row))} GiB  {row.unfair or ''}".rstrip()
             label(axes, (seq_len, size), text, color=colour, rise=(free - height) * 72 / DPI)
 
@@ -301,7 +301,7 @@ def label(axes: "Axes", place: tuple[float, float], text: str, *, rise: float = 
     )
 
 
-def _spread(heights: list[float]) -> list[float]:
+def spread(heights: list[float]) -> list[float]:
     """`heights` in pixels, moved as little as it takes to keep labels from each other, in their order."""
     gap = LABEL_GAP * DPI
     stacks: list[tuple[float, list[int]]] = []  # middle of a stack of labels, and who is in it
