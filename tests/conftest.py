@@ -8,6 +8,8 @@ from jaxtyping import install_import_hook
 # Tests here run on the CPU, whatever the machine has; compiles for TPUs have processes of their own.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+# A mesh of up to 8 devices, in this process and in those of its children.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 install_import_hook("mla_bench.graphs", "beartype.beartype")
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from command import TINY
@@ -26,6 +27,7 @@ from mla_bench.verdict import (
     ParityRow,
     all_pass,
 )
+from mla_bench.worker import build_graph
 
 YARN = Yarn(original_positions=4096, max_positions=163840, factor=40.0)
 MODEL = replace(get_model(str(TINY)), yarn=YARN)
@@ -48,6 +50,25 @@ GRID = [
     ),
 ]
 
+# Blocks that divide the rows, and that leave a short last one; alone, and with head chunks inside.
+BLOCKED = [
+    replace(CASE, mode="train", q_block=7, head_chunk=2),
+    replace(CASE, workload="indexer-loss", q_block=7, head_chunk=2),
+    replace(CASE, workload="indexer-loss", mode="train", q_block=8),
+    replace(CASE, workload="indexer-loss", mode="train", q_block=7, head_chunk=4, stage="dense"),
+    replace(CASE, workload="mla", q_block=7, head_chunk=2),
+    replace(CASE, workload="mla", mode="train", q_block=8),
+    replace(CASE, workload="mla", mode="train", q_block=7, head_chunk=4, attention="chunked"),
+]
+ALL_AXES = (("dp", 2), ("cp", 2), ("tp", 2))
+SHARDED = [
+    replace(CASE, mode="train", q_block=5, head_chunk=2, mesh=ALL_AXES),
+    replace(CASE, workload="indexer-loss", mode="train", head_chunk=2, mesh=(("cp", 8),)),
+    replace(CASE, workload="indexer-loss", mode="train", q_block=5, head_chunk=2, mesh=ALL_AXES),
+    replace(CASE, workload="mla", q_block=5, mesh=(("cp", 4),)),
+    replace(CASE, workload="mla", mode="train", mesh=(("tp", 4),)),
+    replace(CASE, workload="mla", mode="train", q_block=5, head_chunk=2, attention="chunked", mesh=ALL_AXES),
+]
 GLM_LIKE = replace(MODEL, yarn=None, rope_theta=1e6, indexer=IndexerDims(4, 16, 8, rope_interleaved=True))
 V2_LITE_LIKE = replace(MODEL, q_lora=None, indexer=None, yarn=replace(YARN, mscale=0.707))
 
@@ -87,6 +108,14 @@ def test_every_variant_is_the_reference(case):
         assert gradients == INDEXER_PARAMS
 
 
+@pytest.mark.parametrize("case", BLOCKED + SHARDED, ids=lambda case: case.case_id.removeprefix("tiny/"))
+def test_in_blocks_and_on_a_mesh_it_is_the_reference(case):
+    row = parity.compare(case)
+    assert_passes(row)
+    native = parity.compare(replace(case, head_chunk=0, q_block=0, mesh=(), attention="dot-product"))
+    assert names(row) == names(native)
+
+
 @pytest.mark.parametrize(("workload", "mode"), [("indexer", "forward"), ("mla", "train")])
 def test_interleaved_indexer_without_yarn_is_the_reference(workload, mode):
     assert_passes(parity.compare(replace(CASE, model=GLM_LIKE, workload=workload, mode=mode, head_chunk=4)))
@@ -97,6 +126,33 @@ def test_model_without_latent_query_and_indexer_is_the_reference():
     row = parity.compare(case)
     assert_passes(row)
     assert names(row) == {"out", "grad_x", *(f"grad.{name}" for name in DIRECT_PARAMS)}
+
+
+@pytest.mark.parametrize(
+    ("workload", "mode"), [("indexer", "train"), ("indexer-loss", "train"), ("mla", "train")]
+)
+def test_in_blocks_nothing_of_rows_by_keys_exists(workload, mode):
+    # Of a prime length, which no other axis has; the selection of the indexer is its output.
+    case = replace(CASE, workload=workload, mode=mode, seq_len=97, batch=1, q_block=16, head_chunk=4)
+    graph = build_graph(case)
+    text = jax.jit(graph.function).lower(*graph.arguments).as_text()
+    squares = set(re.findall(r"tensor<(?:\d+x)*97x(?:\d+x)*97x[^>]*>", text))
+    assert squares == ({"tensor<1x97x97xi1>"} if workload == "indexer" else set())
+    whole = build_graph(replace(case, q_block=0))
+    assert re.search(r"97x97x", jax.jit(whole.function).lower(*whole.arguments).as_text())
+
+
+def test_gradients_of_what_blocks_share_add_up_in_float32():
+    """In bfloat16 a sum of many blocks would lose what each adds; one product over all rows does not."""
+    case = replace(CASE, workload="indexer-loss", mode="train", seq_len=256, batch=1, dtype="bfloat16")
+    arguments = parity.random_arguments(case)
+    wanted = parity.expected(case, arguments)["grad.wk.kernel"]
+
+    def error(**cut):
+        got = parity.run(replace(case, **cut), arguments)["grad.wk.kernel"].astype(float)
+        return np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+
+    assert error(q_block=2) < 1.5 * error()
 
 
 def test_a_sequence_within_topk_needs_no_indexer():
@@ -125,7 +181,10 @@ def cutoff_gap(case, arguments):
     return gap
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+MESHES = [(), (("cp", 2),), (("dp", 2),), (("tp", 2),), (("dp", 2), ("cp", 2)), (("cp", 4), ("tp", 2))]
+
+
+@settings(max_examples=5, deadline=None, derandomize=True, database=None)
 @given(
     workload=st.sampled_from(["indexer", "indexer-loss", "mla"]),
     mode=st.sampled_from(MODES),
@@ -134,10 +193,17 @@ def cutoff_gap(case, arguments):
     seq_len=st.integers(9, 20),
     batch=st.integers(1, 3),
     chunk=st.sampled_from([1, 2, 4]),
+    q_block=st.integers(0, 12),
+    mesh=st.sampled_from(MESHES),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_size_is_the_reference(seed, chunk, **size):
-    case = replace(CASE, head_chunk=chunk, **size)
+def test_any_size_is_the_reference(seed, chunk, seq_len, batch, mesh, **size):
+    axes = dict(mesh)
+    # A mesh divides what it shards.
+    seq_len, batch = (
+        -(-n // axes.get(axis, 1)) * axes.get(axis, 1) for n, axis in ((seq_len, "cp"), (batch, "dp"))
+    )
+    case = replace(CASE, head_chunk=chunk, seq_len=seq_len, batch=batch, mesh=mesh, **size)
     arguments = parity.random_arguments(case, seed)
     assume(cutoff_gap(case, arguments) > 1e-5)
     got, wanted = parity.run(case, arguments), parity.expected(case, arguments)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from mla_bench.errors import MlaBenchError
-from mla_bench.scenario import PARITY, Scenario, expand, load_scenario
+from mla_bench.scenario import PARITY, Scenario, expand, load_scenario, plain, scenario_of
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 
@@ -78,6 +78,40 @@ def test_no_case_comes_twice():
 def test_chunk_that_does_not_divide_every_head_count_is_refused(flags, works):
     with pytest.raises(MlaBenchError, match=f"chunks that work: 0 \\(native\\), {works}$"):
         sweep(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"mesh": ["cp=64"]}, "needs 64 devices, v5p has 1; v5p:4x4x4 has 64"),
+        (
+            {"mesh": ["cp=3"], "target": "v5p:2x2x1"},
+            "cp=3 shards query rows.*sequence length 8192; cp may be 1, 2",
+        ),
+        ({"mesh": ["dp=2"], "target": "v5p:2x2x1"}, "dp=2 shards sequences.*batch 1"),
+        ({"mesh": ["tp=3"], "target": "v5p:2x2x1"}, "tp=3 shards heads.*indexer heads 64"),
+        (
+            {"mesh": ["tp=4"], "target": "v5p:2x2x1", "chunk": "32"},
+            "16 indexer heads and 32 heads of a device",
+        ),
+        ({"mesh": ["cp=99999"], "target": "v2"}, "no slice of it has as many"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(flags, words):
+    with pytest.raises(MlaBenchError, match=words):
+        expand(Scenario().override(**flags))
+
+
+def test_meshes_and_q_blocks_are_swept(load):
+    flags = {"mesh": ["none", "tp=2,cp=2"], "target": "v5p:2x2x1", "q_block": "0,256", "chunk": "8"}
+    cases = expand(Scenario().override(**flags))
+    assert [(case.mesh, case.q_block) for case in cases] == [
+        (mesh, q_block) for mesh in ((), (("cp", 2), ("tp", 2))) for q_block in (0, 256)
+    ]
+    assert cases[-1].case_id.endswith("/v5p:2x2x1/chunk=8/q-block=256/mesh=cp=2,tp=2")
+    in_file = load('mesh = ["none", "cp=2,tp=2"]\ntarget = "v5p:2x2x1"\nq_block = [0, 256]\nchunk = 8')
+    assert expand(in_file) == cases
+    assert scenario_of(plain(in_file)) == in_file
 
 
 def test_chunk_of_all_heads_runs():

@@ -8,7 +8,7 @@ import json
 import re
 
 import pytest
-from command import TINY, mla_bench, records_of
+from command import TINY, mla_bench, read_records, records_of
 
 from mla_bench.measure.buffers import allocations
 from mla_bench.text import file_stem
@@ -77,6 +77,39 @@ def test_chunking_the_loss_needs_an_eighth_of_native_at_most(loss):
     assert native["output_dtypes"] == chunked["output_dtypes"] == "grad:bfloat16 loss:float32"
     assert "× less HBM than native" in process.stdout
     assert re.search(r"HBM total +live +on chip.*\n.*GiB +peak GiB +MiB", process.stdout)
+
+
+def test_query_blocks_train_the_loss_in_little_more_than_arguments_and_outputs(loss, sweep):
+    _, _, records = loss
+    chunked = records["indexer-loss", "train", 8192, 8]
+    blocks = ("--chunk", "8", "--q-block", "256", "--target", "v5p")
+    _, out, found = sweep(*LOSS, "--seq", "8k", *blocks)
+    blocked = found["indexer-loss", "train", 8192, 8]
+    total, floor = blocked["hbm_total_bytes"], blocked["hbm_argument_bytes"] + blocked["hbm_output_bytes"]
+    assert total <= chunked["hbm_total_bytes"] / 4
+    assert total <= 1.6 * floor
+    _, proto = memory_viewer(out, blocked)
+    assert total == sum(found.size for found in allocations(proto) if found.space == 0)
+    assert blocked["output_structure"] == chunked["output_structure"]
+    assert blocked["flops"] == chunked["flops"]
+    assert blocked["step_time_s"] <= 1.2 * chunked["step_time_s"]
+
+
+def test_a_mesh_has_the_figures_of_one_device(sweep):
+    rows = ("--model", TINY, "--workload", "indexer", "--mode", "forward", "--seq", "2k", "--chunk", "0")
+    process, out, _ = sweep(*rows, "--mesh", "cp=4", "--mesh", "none", "--target", "v5p:2x2x1")
+    found = {record["mesh"]: record for record in read_records(out)}
+    whole, part = found[""], found["cp=4"]
+    outputs = 2048 * 2048 * (4 + 1)  # scores and mask
+    assert whole["hbm_output_bytes"] == pytest.approx(outputs, rel=0.01)
+    assert part["hbm_output_bytes"] == pytest.approx(outputs / 4, rel=0.01)
+    assert part["hbm_total_bytes"] < whole["hbm_total_bytes"] / 2
+    # The keys of all rows come from all devices: 2048 rows of 16 features in bfloat16.
+    assert part["collective_bytes"] >= 2048 * 16 * 2
+    assert whole["collective_bytes"] is None
+    assert part["flops"] == pytest.approx(whole["flops"], rel=0.05)
+    assert part["roofline_s"] < whole["roofline_s"]
+    assert "v5p:2x2x1 · cp=4" in process.stdout
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _mla(case: Case) -> Graph:
         )
         model = dataclasses.replace(model, indexer=None)
     attention_chunk = case.head_chunk if case.attention == "chunked" else 0
-    applies = model.indexer is not None or case.attention == "chunked"
+    applies = bool(case.q_block) or model.indexer is not None or case.attention == "chunked"
     if applies:
         notes += _chunk_notes(case)
     elif case.head_chunk:
@@ -215,10 +215,12 @@ def _indexer_inputs(case: Case) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _chunk_notes(case: Case) -> list[str]:
-    """What must be known of the head chunk, where it drives the scans of the workload."""
+    """What must be known of head chunk and q block, where they drive the scans of the workload."""
     notes = []
     if set(case.scanned_heads.values()) == {case.head_chunk}:
         notes.append("head chunk holds all heads: native with a loop of one")
-    if case.head_chunk and case.mode == "train":
+    if case.q_block >= case.device_rows:
+        notes.append("q block holds all rows of a device")
+    if case.mode == "train" and (case.head_chunk or (case.q_block and case.workload == "mla")):
         notes.append("rematerialised in the backward pass, as native is not: a part of any difference")
     return notes

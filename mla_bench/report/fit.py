@@ -148,7 +148,7 @@ def draw_longest(searches: Sequence[Search], message: str, place: str) -> "Figur
     axes.grid(axis="x", color=plots.GRID)
     axes.set_xlabel("longest sequence that fits")
     names = [variant_name(it.cases[0].head_chunk, it.cases[0].q_block) for it in searches]
-    axes.set_yticks(range(len(searches)), [name.replace(" of ", "\n") for name in names])
+    axes.set_yticks(range(len(searches)), [name.replace(" with ", "\nwith ") for name in names])
     for line, search in enumerate(searches):
         if best := search.best:
             colour = plots.INK if search.cases[0].is_native else plots.CHUNK_COLOURS[0]
@@ -176,7 +176,7 @@ def _setting_rows(records: Sequence[Known], margin: float) -> Iterable[tuple[str
 def _search_row(search: Search, say: Callable[[Known], str]) -> tuple[str, ...]:
     case, best, beyond = search.cases[0], search.best, search.beyond
     figures = (say(best), *_figures(best)) if best else ("none", "", "", "")
-    stopped = f"{say(beyond)}: {_stops(beyond)}" if beyond else "not tried"
+    stopped = f"{say(beyond)}: {_stops(beyond)}" if beyond else "nothing beyond"
     setting = _setting({"head_chunk": case.head_chunk, "q_block": case.q_block})
     return (*setting, *figures, stopped)
 

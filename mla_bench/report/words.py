@@ -43,7 +43,8 @@ def closing_of(rows: Sequence[Row]) -> list[str]:
     said = [version_warning(rows)]
     for (mode, model, workload), members in topics.items():
         subject = f"{mode}, {model}" if several_models else mode
-        lines = [*_saving(members), *_increases(members), *_one_way(members), *_unclaimed(members)]
+        lines = [*_saving(members), *_blocks(members), *_increases(members)]
+        lines += [*_one_way(members), *_unclaimed(members)]
         said += [
             f"{subject}: {line}." for line in lines or [f"nothing to compare for {workload}: {_NO_PAIR}"]
         ]
@@ -122,10 +123,10 @@ def variant(row: Row) -> str:
 
 
 def variant_name(head_chunk: int, q_block: int) -> str:
-    """Head chunk and q block in words: `chunk 8`, `q block 256`, `chunk 8 of q block 256`, or `native`."""
+    """Head chunk and q block in words: `chunk 8`, `q block 256`, `q block 256 with chunk 8`, or `native`."""
     chunk = f"chunk {head_chunk}" if head_chunk else ""
     block = f"q block {q_block}" if q_block else ""
-    return " of ".join(filter(None, (chunk, block))) or "native"
+    return " with ".join(filter(None, (block, chunk))) or "native"
 
 
 def change(ratio: float) -> str:
@@ -176,7 +177,35 @@ def _saving(members: Sequence[Group]) -> list[str]:
                 best[row.target] = row, group
     savings = [pair for pair in best.values() if change(pair[0].hbm_ratio) == "less"]
     none = [f"no chunk of {members[0].first.workload} needs less HBM than native"] if best else []
-    return [f"{_needs(row)} ({_difference(row, group)})" for row, group in savings] or none
+    return [
+        f"{_needs(row)} ({_difference(group.natives[row.seq_len], row)})" for row, group in savings
+    ] or none
+
+
+def _blocks(members: Sequence[Group]) -> Iterator[str]:
+    """What q blocks do beyond head chunks alone, least against least, at the longest length that has both."""
+    for group in members:
+        least: dict[bool, dict[int, Row]] = {True: {}, False: {}}
+        for row in group.rows:
+            if row.status == "ok" and row.hbm_total_bytes and not row.is_native and row.unfair is None:
+                best = least[bool(row.q_block)].get(row.seq_len, row)
+                if row.hbm_total_bytes <= best.hbm_total_bytes:
+                    least[bool(row.q_block)][row.seq_len] = row
+        both = least[True].keys() & least[False].keys()
+        if both:
+            before, after = least[False][max(both)], least[True][max(both)]
+            if _is_alike(before, after):
+                changed = times(before.hbm_total_bytes / after.hbm_total_bytes).replace("× more", "× MORE")
+                yield (
+                    f"{variant(after)} of {_place(after)} needs {changed} HBM than {variant(before)} alone "
+                    f"({_difference(before, after)})"
+                )
+
+
+def _is_alike(one: Row, other: Row) -> bool:
+    """Whether two cases return the same, and their totals are from one source."""
+    names = "output_dtypes", "output_structure", "hbm_source"
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _increases(members: Sequence[Group]) -> list[str]:
@@ -187,7 +216,8 @@ def _increases(members: Sequence[Group]) -> list[str]:
         if worse:
             worst, *others = sorted(worse, key=lambda row: row.hbm_ratio)
             also = f"; more than native too: {_listed(others)}" if others else ""
-            said.append(f"{_needs(worst).replace('× more', '× MORE')} ({_difference(worst, group)}){also}")
+            needs = _needs(worst).replace("× more", "× MORE")
+            said.append(f"{needs} ({_difference(group.natives[worst.seq_len], worst)}){also}")
     return said
 
 
@@ -276,21 +306,22 @@ def _where(row: Row) -> str:
     return f"{row.target} ({', '.join(said)})" if said else row.target
 
 
-def _difference(row: Row, group: Group) -> str:
-    before, after = group.natives[row.seq_len].hbm_total_bytes, row.hbm_total_bytes
+def _difference(one: Row, other: Row) -> str:
+    """What HBM and time of one case become in another."""
+    before, after = one.hbm_total_bytes, other.hbm_total_bytes
     sign = "+" if after > before else "−"
     # Of the figures as they are shown, so that a reader's own subtraction agrees.
     shown = format_gib(before), format_gib(after)
     sizes = f"{' → '.join(shown)} GiB, {sign}{abs(Decimal(shown[1]) - Decimal(shown[0]))} GiB"
-    return "; ".join(filter(None, (sizes, _step_difference(group.natives[row.seq_len], row))))
+    return "; ".join(filter(None, (sizes, _step_difference(one, other))))
 
 
-def _step_difference(native: Row, row: Row) -> str:
+def _step_difference(before: Row, row: Row) -> str:
     """What the change costs in time, by which source; empty where that is not known of both."""
-    if not (changed := step_change(native, row)):
+    if not (changed := step_change(before, row)):
         return ""
     source = "the compiler's estimate" if row.step_time_source == ESTIMATE else row.step_time_source
-    return f"step {format_ms(native.step_time_s)} → {format_ms(row.step_time_s)} ms, {changed}: {source}"
+    return f"step {format_ms(before.step_time_s)} → {format_ms(row.step_time_s)} ms, {changed}: {source}"
 
 
 def _listed(rows: Sequence[Row]) -> str:
