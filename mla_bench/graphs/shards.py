@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from mla_bench.models import Model
@@ -73,7 +73,8 @@ class Shards:
 
         Scalars and gradients of whole parameters are summed over the devices that have a part of the sum.
         """
-        mesh = AbstractMesh(tuple(self.axes.values()), tuple(self.axes))
+        automatic = (AxisType.Auto,) * len(self.axes)
+        mesh = AbstractMesh(tuple(self.axes.values()), tuple(self.axes), automatic)
 
         def summed(path: Any, x: Array) -> Array:
             sharded = self._spec(path)
