@@ -8,18 +8,21 @@ from typing import Any
 from mla_bench.console import silenced
 from mla_bench.errors import NO_XPROF, MlaBenchError
 from mla_bench.measure.buffers import Buffer, MemoryView, memory_views
+from mla_bench.mesh import NONE, parse_mesh
 from mla_bench.runs import Run
 from mla_bench.units import format_bytes, format_gib
 
 SCORES, SOFTMAX, MASKS, COPIES = "scores", "softmax", "masks", "layout copies"
+COLLECTIVES = "from other devices"
 PARAMETERS, INPUTS, OUTPUTS, OTHER = "parameters", "inputs", "outputs", "other"
-KINDS = (SCORES, SOFTMAX, MASKS, COPIES, PARAMETERS, INPUTS, OUTPUTS, OTHER)
+KINDS = (SCORES, SOFTMAX, MASKS, COPIES, COLLECTIVES, PARAMETERS, INPUTS, OUTPUTS, OTHER)
 
 _SHAPE = re.compile(
     r"^([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](?:\{([0-9,]*)(?::((?:T\([0-9,]+\)|\([0-9,]+\))*)[^}]*)?\})?"
 )
 _PARAMETER = re.compile(r"\['(?:kernel|scale|bias|embedding)'\]|\b(?:params|weights)\b")
 _SOFTMAX_OPS = {"exp", "div", "sub", "reduce_max", "max", "log", "softmax", "log_softmax"}
+_COLLECTIVE = re.compile(r"^(all-|reduce-scatter|collective-|ragged-all)")
 _COPY_OPCODES = {"copy", "copy-start", "copy-done", "transpose"}
 _SAME = 0.005  # below this share of the total nobody should act on a difference
 _WORTH_SAYING = 0.05  # of the difference
@@ -63,7 +66,9 @@ class Explained:
 
     def kind(self, buffer: Buffer) -> str:
         """One of `KINDS`."""
-        return kind_of(buffer, self.record["seq_len"])
+        seq_len, q_block = self.record["seq_len"], self.record["q_block"]
+        rows = seq_len // dict(parse_mesh(self.record["mesh"] or NONE)).get("cp", 1)
+        return kind_of(buffer, seq_len, min(q_block or rows, rows))
 
 
 @dataclass(frozen=True)
@@ -148,10 +153,11 @@ def read_case(run: Run, record: Mapping[str, Any]) -> Explained:
     return Explained(record, hbm, onchip)
 
 
-def kind_of(buffer: Buffer, seq_len: int) -> str:
+def kind_of(buffer: Buffer, keys: int, rows: int) -> str:
     """What `buffer` is to a person, one of `KINDS`.
 
-    Scores, softmax and masks are told by two axes of `seq_len`, or by being true or false.
+    Scores, softmax and masks are told by an axis of all `keys` and one of the query `rows` that are worked on
+    at once, or by being true or false.
     """
     dtype, sizes = _read_shape(buffer.shape)
     op = _last_op(buffer)
@@ -159,9 +165,11 @@ def kind_of(buffer: Buffer, seq_len: int) -> str:
         return PARAMETERS if _PARAMETER.search(buffer.op_name) else INPUTS
     if buffer.group == "Output":
         return OUTPUTS
+    if _COLLECTIVE.match(buffer.opcode):
+        return COLLECTIVES
     if dtype == "pred":
         return MASKS
-    square = sizes.count(seq_len) >= 2
+    square = keys in sizes and rows in sizes and (keys != rows or sizes.count(keys) >= 2)
     if buffer.opcode in _COPY_OPCODES or (op == "transpose" and not square):
         return COPIES
     if square:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from command import mla_bench, one_line, read_records
@@ -41,6 +42,11 @@ def record(case, total_gib=None, step_s=None, **changed):
     total = None if total_gib is None else int(total_gib * GIB)
     status = "oom" if total is None else "ok"
     return Record.of(case, status, hbm_total_bytes=total, **known | changed).to_json()
+
+
+def known(record) -> Any:
+    assert record is not None
+    return record
 
 
 def linear(gib_per_k, tried):
@@ -89,8 +95,8 @@ def test_slices_go_from_the_largest_to_one_chip_with_a_mesh_over_all_devices():
     ]
     tried = []
     (found,) = find([search], linear(8.0, tried))
-    assert found.best["target"] == "tpu7x:2x2x1"  # 64 GiB over 8 devices
-    assert found.beyond["target"] == "tpu7x"
+    assert known(found.best)["target"] == "tpu7x:2x2x1"  # 64 GiB over 8 devices
+    assert known(found.beyond)["target"] == "tpu7x"
 
 
 def test_what_ends_in_an_error_does_not_fit_and_is_named():
@@ -109,7 +115,7 @@ def test_without_a_limit_nothing_can_be_said_to_fit():
 def test_an_interrupt_ends_the_search_with_what_is_known():
     searches = by_setting([replace(CASE, seq_len=n) for n in lengths(None, 2**14)], 0.0)
     (search,) = find(searches, lambda cases: [] if cases[0].seq_len > 4096 else linear(0.1, [])(cases))
-    assert search.best["seq_len"] == 4096
+    assert known(search.best)["seq_len"] == 4096
     assert search.probe is not None
 
 
@@ -117,10 +123,10 @@ def test_the_front_is_what_no_other_beats():
     chunks = {8: (2.0, 0.3), 16: (4.0, 0.2), 32: (5.0, 0.25), 0: (9.0, 0.1)}
     records = [record(replace(CASE, head_chunk=c), *figures) for c, figures in chunks.items()]
     assert [it["head_chunk"] for it in front(records)] == [8, 16, 0]
-    assert cheapest(records)["head_chunk"] == 0
+    assert known(cheapest(records))["head_chunk"] == 0
     untimed = [it | {"step_time_s": None} for it in records]
     assert [it["head_chunk"] for it in front(untimed)] == [8]
-    assert cheapest(untimed)["head_chunk"] == 8
+    assert known(cheapest(untimed))["head_chunk"] == 8
 
 
 def test_the_recommendation_is_of_what_fits_with_the_margin(tmp_path):

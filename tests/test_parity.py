@@ -143,13 +143,14 @@ def test_in_blocks_nothing_of_rows_by_keys_exists(workload, mode):
 
 
 def test_gradients_of_what_blocks_share_add_up_in_float32():
-    """In bfloat16 a sum of many blocks would lose what each adds; one product over all rows does not."""
-    case = replace(CASE, workload="indexer-loss", mode="train", seq_len=256, batch=1, dtype="bfloat16")
+    """In bfloat16 a sum of 128 blocks would lose what each adds: four times native's error was seen."""
+    case = replace(CASE, workload="indexer-loss", mode="train", stage="dense", seq_len=256, batch=1)
+    case, name = replace(case, dtype="bfloat16"), "grad.weights_proj.kernel"
     arguments = parity.random_arguments(case)
-    wanted = parity.expected(case, arguments)["grad.wk.kernel"]
+    wanted = parity.expected(case, arguments)[name]
 
     def error(**cut):
-        got = parity.run(replace(case, **cut), arguments)["grad.wk.kernel"].astype(float)
+        got = parity.run(replace(case, **cut), arguments)[name].astype(float)
         return np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
 
     assert error(q_block=2) < 1.5 * error()

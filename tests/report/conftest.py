@@ -106,6 +106,21 @@ def on_host() -> list[dict]:
     return [host(case(target="local", head_chunk=chunk), size) for chunk, size in ((0, 12.0), (8, 14.0))]
 
 
+def blocked() -> list[dict]:
+    """Training the loss at two lengths: native, head chunks, and q blocks with and without them."""
+    figures = {(0, 0): (66.0, 0.2), (8, 0): (6.0, 0.24), (0, 256): (2.0, 0.3), (8, 256): (1.5, 0.25)}
+    return [
+        ok(
+            case(seq_len=seq_len, head_chunk=c, q_block=q),
+            size * seq_len / 8192,
+            step_time_s=step_s,
+            step_time_source="compiler-estimate",
+        )
+        for seq_len in (4096, 8192)
+        for (c, q), (size, step_s) in figures.items()
+    ] + [oom(case(seq_len=16384)), oom(case(seq_len=16384, q_block=256))]
+
+
 @pytest.fixture(scope="session")
 def make() -> SimpleNamespace:
     """The makers of records above."""
@@ -119,6 +134,7 @@ def make() -> SimpleNamespace:
         forward=forward,
         unfair=unfair,
         on_host=on_host,
+        blocked=blocked,
     )
 
 

@@ -208,3 +208,19 @@ def test_pictures_are_written_headless_whatever_the_backend_and_without_jax(swee
     pictures = list((tmp_path / "plots").iterdir())
     assert len(pictures) == 4
     assert all(picture.read_bytes().startswith(PNG) for picture in pictures)
+
+
+def test_q_blocks_are_panels_of_one_scale(make):
+    totals, bars = drawn(make.blocked())
+    assert "all query rows at once" in texts(totals)
+    assert "q block 256" in texts(totals)
+    panels = [axes for axes in totals.axes if axes.get_yscale() == "log"]
+    assert len(panels) == 2
+    assert len({(*axes.get_xlim(), *axes.get_ylim()) for axes in panels}) == 1
+    # From below: without blocks the last, and the limit in each.
+    assert [len([line for line in axes.lines if line.get_marker() != "None"]) for axes in panels] == [2, 2]
+    colours = [{line.get_color() for line in axes.lines} for axes in panels]
+    assert colours[0] == colours[1]
+    assert len([axes for axes in totals.axes if axes not in panels]) == 2  # a strip each for what ran out
+    assert "all heads  OOM" in texts(totals)
+    assert "q block 256 with chunk 8" in [label.get_text() for label in bars.axes[0].get_yticklabels()]

@@ -231,3 +231,13 @@ def test_the_summary_has_roofline_and_flops(make):
     row = next(line for line in text.splitlines() if line.startswith("| 8k"))
     assert "15.4 | 7.05 | 0 | 2 | 41%" in row
     assert "needed TFLOPs" in text
+
+
+def test_q_blocks_have_a_column_within_80(make):
+    text = printed(make.blocked())
+    assert max(map(len, text.splitlines())) <= 80
+    assert line_of(text, "8k", "256", "8", "1.50", "44.0×")
+    assert line_of(text, "8k", "0", "native", "66.00")
+    assert line_of(text, "16k", "256", "0", "OOM")
+    assert "on chip" not in text
+    assert "on chip MiB" in summary_markdown(to_frame(make.blocked()))

@@ -212,3 +212,37 @@ def test_the_cost_in_time_stands_beside_the_saving(make):
     chunked["step_time_source"] = "measured"
     (line,) = closing(to_frame([native, chunked]))
     assert "step" not in line
+
+
+def test_what_blocks_do_beyond_head_chunks_is_said_with_both_figures(make):
+    lines = closing(to_frame(make.blocked()))
+    assert lines[0].startswith("train: q block 256 with chunk 8 of indexer-loss at ")
+    assert lines[1] == (
+        "train: q block 256 with chunk 8 of indexer-loss at 8k on v5p needs 4.00× less HBM than "
+        "chunk 8 alone (6.00 → 1.50 GiB, −4.50 GiB; step 240 → 250 ms, +4%: the compiler's estimate)."
+    )
+    assert title_of(make.blocked()).startswith("Q block 256 with chunk 8 needs 44.0× less HBM than native")
+
+
+def test_blocks_that_need_more_than_chunks_alone_are_named_so(make):
+    records = [
+        make.ok(make.case(), 60),
+        make.ok(make.case(head_chunk=8), 4),
+        make.ok(make.case(head_chunk=8, q_block=256), 6),
+    ]
+    assert "q block 256 with chunk 8 of indexer-loss at 8k on v5p needs 1.50× MORE HBM than chunk 8" in said(
+        records
+    )
+
+
+def test_a_mesh_is_a_group_of_its_own_and_stands_in_its_sentences(make):
+    mesh = (("cp", 4),)
+    records = [make.ok(make.case(), 60), make.ok(make.case(head_chunk=8), 6)]
+    records += [
+        make.ok(make.case(mesh=mesh), 20),
+        make.ok(make.case(mesh=mesh, head_chunk=8), 1, collective_bytes=2**20),
+    ]
+    assert len(groups(rows_of(to_frame(records)))) == 2
+    assert "chunk 8 of indexer-loss at 8k on v5p (cp=4) needs 20.0× less" in said(records) or (
+        "on v5p needs 10.0× less" in said(records)
+    )
