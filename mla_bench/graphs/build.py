@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from mla_bench.case import Case, Graph
 from mla_bench.graphs.blocks import First, Parts, Result, over_blocks
-from mla_bench.graphs.chunking import heads_first
+from mla_bench.graphs.chunking import heads_first, in_chunks
 from mla_bench.graphs.indexer import Indexer, causal_mask, select_topk
 from mla_bench.graphs.loss import attention_target, kl_divergence
 from mla_bench.graphs.mla import MLA
@@ -71,7 +71,7 @@ def _indexer_loss(case: Case) -> Graph:
 
     def block(parts: Parts, first: First) -> Result:
         score, mask = _selected(case, shards, module, parts, first)
-        q, k = heads_first(parts.given[2]), jnp.moveaxis(parts.fixed, 1, 0)
+        q, k = in_chunks((heads_first(parts.given[2]), jnp.moveaxis(parts.fixed, 1, 0)), case.head_chunk)
         target = attention_target(q, k, mask, softmax_scale(model), case.head_chunk, shards)
         return shards.share(kl_divergence(target, score, mask)), {}
 

@@ -1,6 +1,6 @@
 """Scans over head chunks: a sum over all heads, or a result for each head, some heads at a time.
 
-Both take arrays whose first axis is heads. A chunk of 0 is native: one call with all heads. Every
+Both take arrays in chunks, as `in_chunks` makes them. A chunk of 0 is native: one call with all heads. Every
 step is rematerialised, so that a backward pass recomputes a chunk's scores instead of keeping a
 stack of them, one for each step.
 """
@@ -19,7 +19,6 @@ def sum_over_heads(
     """Sum of `term(xs)` over the heads, `chunk` heads a step; `term` sums over the heads it is given."""
     if not chunk:
         return term(xs)
-    xs = _split(xs, chunk)
     first = jax.eval_shape(term, jax.tree.map(lambda x: x[0], xs))
     zero = jnp.zeros(first.shape, first.dtype)
     step = jax.checkpoint(term, prevent_cse=False)
@@ -33,7 +32,7 @@ def map_over_heads(
     if not chunk:
         return per_head(xs)
     step = jax.checkpoint(per_head, prevent_cse=False)
-    stacked = jax.lax.scan(lambda _, x: (None, step(x)), None, _split(xs, chunk))[1]
+    stacked = jax.lax.scan(lambda _, x: (None, step(x)), None, xs)[1]
     return stacked.reshape(-1, *stacked.shape[2:])
 
 
@@ -42,6 +41,6 @@ def heads_first(x: Array) -> Array:
     return jnp.moveaxis(x, 2, 0)
 
 
-def _split(xs: PyTree[Array], chunk: int) -> PyTree[Array]:
-    """[heads, ...] as [heads / chunk, chunk, ...] throughout `xs`."""
-    return jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), xs)
+def in_chunks(xs: PyTree[Array], chunk: int) -> PyTree[Array]:
+    """[heads, ...] as [heads / chunk, chunk, ...] throughout `xs`; as it is without a chunk."""
+    return jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), xs) if chunk else xs

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from mla_bench.graphs.chunking import heads_first, sum_over_heads
+from mla_bench.graphs.chunking import heads_first, in_chunks, sum_over_heads
 from mla_bench.graphs.rope import positions, rotate
 from mla_bench.graphs.shards import Shards
 from mla_bench.models import Model
@@ -72,9 +72,8 @@ class Indexer(nnx.Module):
             logits = jnp.einsum("hbtd,bsd->hbts", q, k, preferred_element_type=jnp.float32)
             return jnp.sum(jax.nn.relu(logits) * w[..., None], axis=0)
 
-        return self.shards.all_heads(
-            sum_over_heads(scores, (heads_first(q), heads_first(w)), self.head_chunk)
-        )
+        heads = in_chunks((heads_first(q), heads_first(w)), self.head_chunk)
+        return self.shards.all_heads(sum_over_heads(scores, heads, self.head_chunk))
 
     def _rotate(
         self, x: Float[Array, "batch rows heads dim"], first: Int[Array, ""] | int

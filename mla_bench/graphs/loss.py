@@ -16,8 +16,8 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 
 
 def attention_target(
-    q: Float[Array, "heads batch rows qk"],
-    k: Float[Array, "heads batch keys qk"],
+    q: Float[Array, "*heads batch rows qk"],
+    k: Float[Array, "*heads batch keys qk"],
     mask: Bool[Array, "#batch rows keys"],
     scale: float,
     head_chunk: int,
@@ -25,7 +25,7 @@ def attention_target(
 ) -> Float[Array, "batch rows keys"]:
     """What the indexer learns: the main attention's probabilities, summed over heads and L1-normalised.
 
-    q and k are detached, so no gradient reaches the main attention. Float32.
+    q and k are in chunks, and detached, so that no gradient reaches the main attention. Float32.
     """
 
     def probabilities(heads: tuple[Array, Array]) -> Float[Array, "batch rows keys"]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from mla_bench.graphs.chunking import heads_first, map_over_heads
+from mla_bench.graphs.chunking import heads_first, in_chunks, map_over_heads
 from mla_bench.graphs.indexer import Indexer, causal_mask, select_topk
 from mla_bench.graphs.loss import attention_target, kl_divergence, masked_softmax
 from mla_bench.graphs.rope import rotate, softmax_scale
@@ -19,10 +19,13 @@ from mla_bench.models import Model
 
 
 class Keys(NamedTuple):
-    """Keys and values of the main attention, heads first."""
+    """Keys and values of the main attention, heads first, and in chunks where chunks drive it.
 
-    k: Float[Array, "heads batch keys qk"]
-    v: Float[Array, "heads batch keys v"]
+    So a scan over them takes and gives back whole chunks, gradients included, without laying them out anew.
+    """
+
+    k: Float[Array, "*heads batch keys qk"]
+    v: Float[Array, "*heads batch keys v"]
 
 
 class MLA(nnx.Module):
@@ -80,7 +83,8 @@ class MLA(nnx.Module):
         kv = self.wkv_b(latent).reshape(*latent.shape[:2], self.heads, -1)
         k_nope, v = jnp.split(kv, [model.qk_nope_dim], axis=-1)
         k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], model.qk_rope_dim))
-        return Keys(heads_first(jnp.concatenate([k_nope, k_rope], axis=-1)), heads_first(v))
+        keys = Keys(heads_first(jnp.concatenate([k_nope, k_rope], axis=-1)), heads_first(v))
+        return in_chunks(keys, self.attention_chunk)
 
     def rows(
         self,
@@ -96,12 +100,14 @@ class MLA(nnx.Module):
         """
         model, scale = self.model, softmax_scale(self.model)
         q = self._queries(latent, first)
-        mask, loss = causal_mask(latent.shape[1], keys.k.shape[2], first), None
+        mask, loss = causal_mask(latent.shape[1], keys.k.shape[-2], first), None
         if index_keys is not None:
             score = self.indexer.scores(x, latent, index_keys, first)
             if self.stage == "sparse":
                 mask = select_topk(score, mask, model.indexer_dims.topk)
-            target = attention_target(q, keys.k, mask, scale, self.head_chunk, self.shards)
+            k = keys.k if self.attention_chunk else in_chunks(keys.k, self.head_chunk)
+            chunks = in_chunks(q, self.head_chunk)
+            target = attention_target(chunks, k, mask, scale, self.head_chunk, self.shards)
             loss = self.shards.share(kl_divergence(target, score, mask))
 
         def attention(heads: tuple[Array, Array, Array]) -> Float[Array, "some_heads batch rows v"]:
@@ -109,7 +115,7 @@ class MLA(nnx.Module):
             probabilities = masked_softmax(q, k, mask, scale).astype(v.dtype)
             return jnp.einsum("hbts,hbsv->hbtv", probabilities, v)
 
-        out = map_over_heads(attention, (q, *keys), self.attention_chunk)
+        out = map_over_heads(attention, (in_chunks(q, self.attention_chunk), *keys), self.attention_chunk)
         return loss, jnp.moveaxis(out, 0, 2).reshape(*latent.shape[:2], -1)
 
     def output(self, heads: Float[Array, "batch rows heads_v"]) -> Float[Array, "batch rows hidden"]:
