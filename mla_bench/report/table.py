@@ -124,8 +124,10 @@ def _columns(group: Group, wide: bool) -> dict[str, Callable[[Group, Row], str]]
         point
         | {
             "HBM total\nGiB": _total,
-            "live\npeak GiB": lambda _, row: format_gib(row.hbm_live_peak_bytes),
-            # Where q blocks have a column, there is no room for it in 80.
+            # Where q blocks have a column, there is no room for these two in 80.
+            "live\npeak GiB": lambda _, row: (
+                "" if blocked and not wide else format_gib(row.hbm_live_peak_bytes)
+            ),
             "on chip\nMiB": lambda _, row: "" if blocked and not wide else format_mib(row.onchip_peak_bytes),
             "collectives\nMiB": lambda _, row: format_mib(row.collective_bytes) if wide else "",
             "HBM\nvs native": _against_native,
