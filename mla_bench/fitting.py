@@ -13,6 +13,8 @@ from mla_bench.report.fit import LENGTH, SETTING, SLICE, Told, tell
 from mla_bench.runs import Run
 from mla_bench.scenario import Scenario, check, expand, plain
 from mla_bench.session import Output, interrupts, kept_compiles, run_cases
+from mla_bench.targets import LOCAL
+from mla_bench.targets.local import has_accelerator
 from mla_bench.units import format_size
 
 
@@ -50,6 +52,10 @@ class Question:
         Raises:
           MlaBenchError: the parts of the question do not go together, or name no cases.
         """
+        if LOCAL in self.scenario.target and not has_accelerator():
+            raise MlaBenchError(
+                "local is a CPU here, without a limit that anything could fit; name a chip: --target v5p"
+            )
         if self.chip_count:
             if not self.gives_length:
                 raise MlaBenchError("--chip-count needs the sequence length: --seq 128k")

@@ -289,7 +289,9 @@ def test_the_example_implementation_runs(tmp_path):
     assert dtypes == {"target:float32", "grad_k:bfloat16 grad_q:bfloat16"}
 
 
-@pytest.mark.parametrize("command", [(), ("sweep",), ("parity",), ("targets",), ("models",), ("doctor",)])
+@pytest.mark.parametrize(
+    "command", [(), ("sweep",), ("fit",), ("parity",), ("targets",), ("models",), ("doctor",)]
+)
 def test_every_command_has_help(command):
     process = mla_bench(*command, "--help")
     assert process.returncode == 0

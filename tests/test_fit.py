@@ -176,6 +176,12 @@ def test_a_margin_that_is_none_is_refused(margin, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_cpu_has_no_limit_to_fit(tmp_path):
+    message = one_line(mla_bench("fit", "--target", "local", "--out", tmp_path / "x"))
+    assert "--target v5p" in message
+    assert not (tmp_path / "x").exists()
+
+
 def test_the_command_finds_what_a_sweep_does_with_a_third_of_its_compiles(tmp_path):
     impl = tmp_path / "scores.py"
     impl.write_text(IMPL)
