@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 import pytest
 from command import mla_bench, one_line, records_of, started
 
-from mla_bench.explain import by_kind, choose_case, compare, read_case, sentence
-from mla_bench.measure.buffers import HBM_SPACE, ONCHIP_SPACE, memory_view, memory_views
+from mla_bench.explain import by_kind, choose_case, compare, kind_of, read_case, sentence
+from mla_bench.measure.buffers import HBM_SPACE, ONCHIP_SPACE, Buffer, memory_view, memory_views
 from mla_bench.runs import Run
 from mla_bench.units import MIB
 
@@ -31,6 +31,22 @@ LOSS = (
     "v5p",
 )
 NATIVE, CHUNKED = "8k", "8k/chunk=8"
+
+
+@pytest.mark.parametrize(
+    ("shape", "opcode", "kind"),
+    [
+        ("f32[8,256,8192]{2,1,0:T(8,128)}", "fusion", "scores"),
+        ("f32[8,8192,256]{2,1,0:T(8,128)}", "fusion", "scores"),
+        ("pred[1,256,8192]{2,1,0:T(8,128)}", "fusion", "masks"),
+        ("bf16[1,256,8192]{2,1,0:T(8,128)}", "copy", "layout copies"),
+        ("f32[8192,8192]{1,0:T(8,128)}", "fusion", "other"),  # of 256 rows at once there is no such score
+        ("bf16[1,8192,512]{2,1,0:T(8,128)}", "all-gather", "from other devices"),
+    ],
+)
+def test_of_rows_in_blocks_the_kinds_are_told_too(shape, opcode, kind):
+    buffer = Buffer("x", 1, 1, shape, "Temporary", "jit(case)/dot_general", opcode)
+    assert kind_of(buffer, 8192, 256) == kind
 
 
 @pytest.fixture(scope="module")
