@@ -88,7 +88,7 @@ def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures,
     flops = count_flops(traced.jaxpr)
     known |= {
         **_flops(case, flops),
-        "note": "; ".join(filter(None, (known["note"], *said, _not_counted(flops)))),
+        "note": "; ".join(filter(None, (known["note"], _idle(case), *said, _not_counted(flops)))),
     }
     # Without locations, and without the one name that differs between cases of one program.
     program = lowered.as_text().replace(f"@jit_{name} ", "@jit_case ", 1)
@@ -282,6 +282,13 @@ def _flops(case: Case, flops: Flops) -> dict[str, int | None]:
         "flops_recomputed": flops.recomputed if whole else None,
         "flops_needed": needed_flops(case),
     }
+
+
+def _idle(case: Case) -> str:
+    """What a mesh leaves of its target."""
+    devices = parse_target(case.target).devices
+    used = case.mesh_size()
+    return f"the mesh takes {used} of {devices} devices" if case.mesh and devices and used < devices else ""
 
 
 def _not_counted(flops: Flops) -> str:
