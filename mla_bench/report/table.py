@@ -22,7 +22,7 @@ from mla_bench.report.words import (
     version_warning,
 )
 from mla_bench.text import one_line
-from mla_bench.units import format_gib, format_mib, format_ms, format_size
+from mla_bench.units import format_bytes, format_gib, format_mib, format_ms, format_size
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -129,7 +129,6 @@ def _columns(group: Group, wide: bool) -> dict[str, Callable[[Group, Row], str]]
                 "" if blocked and not wide else format_gib(row.hbm_live_peak_bytes)
             ),
             "on chip\nMiB": lambda _, row: "" if blocked and not wide else format_mib(row.onchip_peak_bytes),
-            "collectives\nMiB": lambda _, row: format_mib(row.collective_bytes) if wide else "",
             "HBM\nvs native": _against_native,
         }
         | step
@@ -202,6 +201,10 @@ def _notes(group: Group, row: Row) -> list[str]:
     elif group.total(row) is None:
         said.append("no memory figure" + ("" if row.note else "; the compiler gave no reason"))
     said += [one_line(part) for part in (row.note or "").split("; ") if part]
+    if row.collective_bytes:
+        said.append(
+            f"what comes from other devices takes {format_bytes(row.collective_bytes)}, each result once"
+        )
     if row.unfair and not (row.note and row.unfair == "no effect"):
         said.append(_unfair_note(group, row))
     return said

@@ -233,6 +233,12 @@ def test_the_summary_has_roofline_and_flops(make):
     assert "needed TFLOPs" in text
 
 
+def test_what_collectives_take_is_a_note(make):
+    text = printed([make.ok(make.case(mesh=(("cp", 64),)), 1, collective_bytes=735 * 2**20)])
+    assert "what comes from other devices takes 735 MiB" in text
+    assert "v5p · cp=64" in text
+
+
 def test_q_blocks_have_a_column_within_80(make):
     text = printed(make.blocked())
     assert max(map(len, text.splitlines())) <= 80
