@@ -137,7 +137,7 @@ def draw_longest(searches: Sequence[Search], message: str, place: str) -> "Figur
     """A bar a setting as long as the longest sequence that fits."""
     body = 0.36 * len(searches) + 0.2
     figure = plots.page(message, (place,), body)
-    axes = plots.axes_of(figure, body)
+    axes = plots.axes_of(figure, body, left=plots.NAMES)
     longest = max(search.best["seq_len"] for search in searches if search.best)
     shortest = min(case.seq_len for search in searches for case in search.cases)
     ticks = [2**n for n in range(shortest.bit_length() - 1, longest.bit_length() + 1)]
@@ -148,7 +148,7 @@ def draw_longest(searches: Sequence[Search], message: str, place: str) -> "Figur
     axes.grid(axis="x", color=plots.GRID)
     axes.set_xlabel("longest sequence that fits")
     names = [variant_name(it.cases[0].head_chunk, it.cases[0].q_block) for it in searches]
-    axes.set_yticks(range(len(searches)), [name.replace(" with ", "\nwith ") for name in names])
+    axes.set_yticks(range(len(searches)), plots.bar_names(names))
     for line, search in enumerate(searches):
         if best := search.best:
             colour = plots.INK if search.cases[0].is_native else plots.CHUNK_COLOURS[0]

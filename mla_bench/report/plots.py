@@ -4,6 +4,7 @@ Drawn with matplotlib's figures alone, never through pyplot, so that no display 
 """
 
 import gc
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable
@@ -38,6 +39,7 @@ STYLE: dict[Any, Any] = {"font.family": "DejaVu Sans", "font.size": 9, "text.use
 
 DPI = 200
 WIDTH, LEFT, RIGHT, BOTTOM = 8.0, 0.85, 1.75, 0.6  # inches
+NAMES = 1.1  # inches for a variant's name, which `bar_names` breaks
 LABEL_GAP = 0.18  # inches between two labels at a line's end
 
 
@@ -155,11 +157,11 @@ def draw_parts(group: Group, message: str) -> "Figure":
     place = f"{title(group.first)} · {format_size(group.first.seq_len)} · {facts(group)}"
     body = 0.45 * len(group.rows) + 0.1
     figure = page(message, (place, provenance(group)), body + 0.2)
-    axes = axes_of(figure, body)
+    axes = axes_of(figure, body, left=NAMES)
     largest = max(group.total(row) or 0 for row in group.rows) / GIB
     axes.set(xlim=(0, largest), ylim=(len(group.rows) - 0.5, -0.5))
     axes.set_xlabel("HBM of one device, GiB")
-    axes.set_yticks(range(len(group.rows)), [variant(row) for row in group.rows])
+    axes.set_yticks(range(len(group.rows)), bar_names(map(variant, group.rows)))
     axes.xaxis.set_major_formatter(plain_number)
     axes.grid(axis="x", color=GRID)
     for line, row in enumerate(group.rows):
@@ -170,6 +172,11 @@ def draw_parts(group: Group, message: str) -> "Figure":
             axes.text(largest * 0.01, line, word, va="center", color=ALARM)
     _draw_part_names(axes)
     return figure
+
+
+def bar_names(variants: Iterable[str]) -> list[str]:
+    """Names of bars that fit into `NAMES` inches."""
+    return [name.replace(" with ", "\nwith ") for name in variants]
 
 
 def _draw_bar(axes: "Axes", line: int, row: Row, largest: float) -> None:
@@ -200,9 +207,11 @@ def _draw_lines(axes: "Axes", group: Group, looks: dict[int, tuple[str, str]]) -
         rows = [row for row in group.rows if row.head_chunk == number]
         points = [(size / GIB, row) for row in rows if (size := group.total(row))]
         if points:
-            places, sizes = [row.seq_len for _, row in points], [size for size, _ in points]
-            axes.plot(places, sizes, color=colour, marker=marker, markersize=5)
-            ends.setdefault(places[-1], []).append((*points[-1], colour))
+            # A line is broken where a case between two others has no total.
+            inner = [row for row in rows if points[0][1].seq_len <= row.seq_len <= points[-1][1].seq_len]
+            sizes = [(group.total(row) or math.nan) / GIB for row in inner]
+            axes.plot([row.seq_len for row in inner], sizes, color=colour, marker=marker, markersize=5)
+            ends.setdefault(inner[-1].seq_len, []).append((*points[-1], colour))
     for seq_len, last in ends.items():
         heights = [axes.transData.transform((seq_len, size))[1] for size, _, _ in last]
         for (size, row, colour), height, free in zip(last, heights, spread(heights), strict=True):
@@ -242,7 +251,8 @@ def _scale(axes: "Axes", group: Group, *, lowest: bool) -> None:
     margin = 2 if len(seqs) == 1 else (seqs[-1] / seqs[0]) ** 0.05
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set(xlim=(seqs[0] / margin, seqs[-1] * margin), ylim=(min(sizes) / 1.5, max(sizes) * 1.5))
+    above = 2.5 if any(group.q_blocks) else 1.5  # room for the limit's name in a low panel
+    axes.set(xlim=(seqs[0] / margin, seqs[-1] * margin), ylim=(min(sizes) / 1.5, max(sizes) * above))
     axes.set_xticks(seqs, [format_size(seq_len) for seq_len in seqs])
     wide = max(sizes) / min(sizes)
     subs = (1, 2, 5) if wide < 1e4 else (1,)
@@ -281,10 +291,10 @@ def page(message: str, lines: Iterable[str], body: float) -> "Figure":
     return figure
 
 
-def axes_of(figure: "Figure", body: float, bottom: float = BOTTOM) -> "Axes":
-    """Plain axes of `body` inches, `bottom` inches above the figure's edge."""
+def axes_of(figure: "Figure", body: float, bottom: float = BOTTOM, left: float = LEFT) -> "Axes":
+    """Plain axes of `body` inches, `bottom` inches above the figure's edge and `left` of it."""
     height = figure.get_figheight()
-    axes = figure.add_axes((LEFT / WIDTH, bottom / height, 1 - (LEFT + RIGHT) / WIDTH, body / height))
+    axes = figure.add_axes((left / WIDTH, bottom / height, 1 - (left + RIGHT) / WIDTH, body / height))
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, colors=FAINT, labelcolor=INK)

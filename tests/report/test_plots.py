@@ -1,3 +1,4 @@
+import math
 import os
 import pickle
 import subprocess
@@ -223,4 +224,12 @@ def test_q_blocks_are_panels_of_one_scale(make):
     assert colours[0] == colours[1]
     assert len([axes for axes in totals.axes if axes not in panels]) == 2  # a strip each for what ran out
     assert "all heads  OOM" in texts(totals)
-    assert "q block 256 with chunk 8" in [label.get_text() for label in bars.axes[0].get_yticklabels()]
+    assert "q block 256\nwith chunk 8" in [label.get_text() for label in bars.axes[0].get_yticklabels()]
+
+
+def test_a_line_is_broken_where_a_case_has_no_total(make):
+    records = [make.ok(make.case(seq_len=n), n / 1024) for n in (4096, 16384)] + [make.oom(make.case())]
+    totals, _ = drawn(records)
+    (line,) = [line for line in totals.axes[0].lines if line.get_marker() != "None"]
+    assert list(line.get_xdata()) == [4096, 8192, 16384]
+    assert [math.isnan(size) for size in line.get_ydata()] == [False, True, False]
