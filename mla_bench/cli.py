@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mla_bench.errors import MlaBenchError
+from mla_bench.errors import MlaBenchError, at
 
 if TYPE_CHECKING:
     from mla_bench.scenario import Scenario
@@ -291,13 +291,13 @@ def fit(
         xla_options=xla_option,
     )
     limits = Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
-    question = Question(
-        chosen,
-        margin=parse_percent(margin),
-        step=parse_size(step) if step else None,
-        longest=parse_size(longest),
-        chip_count=chip_count,
-    )
+    with at("--margin"):
+        free = parse_percent(margin)
+    with at("--step"):
+        between = parse_size(step) if step is not None else None
+    with at("--longest"):
+        most = parse_size(longest)
+    question = Question(chosen, margin=free, step=between, longest=most, chip_count=chip_count)
     run = Run(out or default_path("fit"))
     raise typer.Exit(
         answer(

@@ -1,6 +1,7 @@
 """The one error class for what the user can put right."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 NO_XPROF = "xprof is not installed: pip install tensorboard-plugin-profile"
@@ -20,6 +21,15 @@ class NotWrittenError(MlaBenchError):
     """A disk that does not take what was measured: nobody's input was bad."""
 
     exit_code = 1
+
+
+@contextmanager
+def at(where: str) -> Iterator[None]:
+    """Puts `where` before the message of what is refused within."""
+    try:
+        yield
+    except MlaBenchError as error:
+        raise MlaBenchError(f"{where}: {error}") from error
 
 
 def unknown_name(kind: str, text: str, known: Iterable[str], hint: str = "") -> MlaBenchError:

@@ -8,7 +8,7 @@ from mla_bench.engine.jobs import default_jobs, local_executor
 from mla_bench.engine.process import Limits
 from mla_bench.engine.sweep import Sweep
 from mla_bench.errors import MlaBenchError, NotWrittenError
-from mla_bench.fit import Known, Search, by_setting, by_slice, find, lengths
+from mla_bench.fit import LONGEST, Known, Search, by_setting, by_slice, find, lengths
 from mla_bench.report.fit import LENGTH, SETTING, SLICE, Told, tell
 from mla_bench.runs import Run
 from mla_bench.scenario import Scenario, check, expand, plain
@@ -33,7 +33,7 @@ class Question:
     scenario: Scenario
     margin: float = 0.0
     step: int | None = None
-    longest: int = 2**20
+    longest: int = LONGEST
     chip_count: bool = False
 
     @property

@@ -6,15 +6,14 @@ A file's keys are the axes of `Scenario`, each with one value or a list of them.
 import itertools
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mla_bench.case import ATTENTIONS, BUILT_IN, DTYPES, MODES, STAGES, Case
-from mla_bench.errors import MlaBenchError, unknown_name
+from mla_bench.errors import MlaBenchError, at, unknown_name
 from mla_bench.mesh import AXES, Mesh, format_mesh, parse_mesh
 from mla_bench.models import MODELS, WORKLOADS, Model, get_model, read_toml
 from mla_bench.targets import default_target, parse_target, smallest_slice
@@ -65,13 +64,13 @@ class Scenario:
         axes: dict[str, Any] = {}
         for name, text in flags.items():
             if text is not None:
-                with _at(f"--{name.replace('_', '-')}"):
+                with at(f"--{name.replace('_', '-')}"):
                     axes[name] = _values(name, _split(text))
         if xla_options:
-            with _at("--xla-option"):
+            with at("--xla-option"):
                 axes["xla_options"] = _xla_options(xla_options)
         if mesh:
-            with _at("--mesh"):
+            with at("--mesh"):
                 axes["mesh"] = _values("mesh", mesh)
         return replace(self, **axes, given=self.given | axes.keys())
 
@@ -102,10 +101,10 @@ def load_scenario(path: Path) -> Scenario:
     known = [*_PARSERS, "xla_options"]
     axes: dict[str, Any] = {}
     for key, value in read_toml(path).items():
-        with _at(str(path)):
+        with at(str(path)):
             if key not in known:
                 raise unknown_name("key", key, known)
-        with _at(f"{path}: {key}"):
+        with at(f"{path}: {key}"):
             if key == "xla_options":
                 axes[key] = _xla_options(_pairs(value))
             else:
@@ -197,15 +196,6 @@ def _split(text: str) -> list[str]:
     if "" in items:
         raise MlaBenchError(f"item {items.index('') + 1} of {text!r} is empty")
     return items
-
-
-@contextmanager
-def _at(where: str) -> Iterator[None]:
-    """Puts `where` before the message of what is refused within."""
-    try:
-        yield
-    except MlaBenchError as error:
-        raise MlaBenchError(f"{where}: {error}") from error
 
 
 def _values(name: str, texts: Iterable[str]) -> tuple[Any, ...]:
