@@ -11,6 +11,7 @@ import typer
 from mla_bench.errors import MlaBenchError, at
 
 if TYPE_CHECKING:
+    from mla_bench.engine.process import Limits
     from mla_bench.scenario import Scenario
 
 app = typer.Typer(
@@ -68,6 +69,12 @@ _Out = Annotated[
     Path | None, _flag("Folder of the run; default results/<time>-<name>.", "--out", metavar="FOLDER")
 ]
 _ENGINE, _SHOWN = "How it runs", "What is shown"
+_NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Neither read nor fill the cache.", rich_help_panel=_ENGINE)
+]
+_Quiet = Annotated[
+    bool, typer.Option("--quiet", help="The result alone, no progress.", rich_help_panel=_SHOWN)
+]
 
 
 def _engine(help_text: str, *names: str, metavar: str) -> typer.models.OptionInfo:
@@ -134,13 +141,8 @@ def sweep(
             rich_help_panel=_ENGINE,
         ),
     ] = "10s",
-    no_cache: Annotated[
-        bool,
-        typer.Option("--no-cache", help="Neither read nor fill the cache.", rich_help_panel=_ENGINE),
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="The result alone, no progress.", rich_help_panel=_SHOWN)
-    ] = False,
+    no_cache: _NoCache = False,
+    quiet: _Quiet = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -152,14 +154,13 @@ def sweep(
 ) -> None:
     """Compile every case of a sweep for its target and compare chunked with native HBM."""
     from mla_bench.engine.jobs import choose_executor
-    from mla_bench.engine.process import Limits
     from mla_bench.engine.sweep import Sweep
     from mla_bench.record import FAILED
     from mla_bench.runs import Run, default_path
     from mla_bench.scenario import expand, plain, scenario_of
     from mla_bench.session import Output, interrupts, kept_compiles, render, run_cases
     from mla_bench.targets import LOCAL
-    from mla_bench.units import parse_bytes, parse_seconds
+    from mla_bench.units import parse_seconds
 
     command = ["mla-bench", *sys.argv[1:]]
     axes = {
@@ -177,7 +178,7 @@ def sweep(
         "mesh": mesh,
         "impl": impl,
     }
-    limits = Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
+    limits = _limits(timeout, memory_per_job)
     budget_s = 0.0 if time_budget.strip() in ("0", "0s") else parse_seconds(time_budget)
     if executor and no_cache:
         raise MlaBenchError("--no-cache does not go with --executor: the cache is each machine's own")
@@ -213,6 +214,13 @@ def sweep(
         with kept_compiles(no_cache) as cache, interrupts() as caught:
             interrupted = run_cases(say, run, Sweep(todo, pool, limits, cache, budget_s), caught)
         raise typer.Exit(render(say, run, interrupted))
+
+
+def _limits(timeout: str, memory_per_job: str | None) -> "Limits":
+    from mla_bench.engine.process import Limits
+    from mla_bench.units import parse_bytes, parse_seconds
+
+    return Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
 
 
 def _scenario(path: Path | None) -> "Scenario":
@@ -258,21 +266,15 @@ def fit(
     jobs: _Jobs = None,
     timeout: _Timeout = "30m",
     memory_per_job: _MemoryPerJob = None,
-    no_cache: Annotated[
-        bool,
-        typer.Option("--no-cache", help="Neither read nor fill the cache.", rich_help_panel=_ENGINE),
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="The result alone, no progress.", rich_help_panel=_SHOWN)
-    ] = False,
+    no_cache: _NoCache = False,
+    quiet: _Quiet = False,
 ) -> None:
     """Find what fits: the longest sequence, the cheapest setting for one, or the smallest slice."""
-    from mla_bench.engine.process import Limits
     from mla_bench.fitting import Question, answer
     from mla_bench.runs import Run, default_path
     from mla_bench.scenario import FIT
     from mla_bench.session import Output
-    from mla_bench.units import parse_bytes, parse_percent, parse_seconds, parse_size
+    from mla_bench.units import parse_percent, parse_size
 
     chosen = FIT.override(
         model=model,
@@ -290,7 +292,7 @@ def fit(
         impl=impl,
         xla_options=xla_option,
     )
-    limits = Limits(parse_seconds(timeout), parse_bytes(memory_per_job) if memory_per_job else None)
+    limits = _limits(timeout, memory_per_job)
     with at("--margin"):
         free = parse_percent(margin)
     with at("--step"):

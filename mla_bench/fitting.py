@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mla_bench.case import Case
-from mla_bench.engine.jobs import default_jobs, local_executor
+from mla_bench.engine.jobs import choose_executor
 from mla_bench.engine.process import Limits
 from mla_bench.engine.sweep import Sweep
 from mla_bench.errors import MlaBenchError, NotWrittenError
@@ -12,7 +12,7 @@ from mla_bench.fit import LONGEST, Known, Search, by_setting, by_slice, find, le
 from mla_bench.report.fit import LENGTH, SETTING, SLICE, Told, tell
 from mla_bench.runs import Run
 from mla_bench.scenario import Scenario, check, expand, plain
-from mla_bench.session import Output, interrupts, kept_compiles, run_cases
+from mla_bench.session import Output, and_plots, interrupts, kept_compiles, run_cases
 from mla_bench.targets import LOCAL
 from mla_bench.targets.local import has_accelerator
 from mla_bench.units import format_size
@@ -88,9 +88,7 @@ def answer(
     """
     searches = question.searches()
     cases = [case for search in searches for case in search.cases]
-    if jobs is not None and jobs < 1:
-        raise MlaBenchError(f"--jobs: {jobs} is no number of jobs; write 1 or more")
-    executor = local_executor(jobs or default_jobs(len(searches), limits.memory_bytes))
+    executor = choose_executor(None, jobs, limits.memory_bytes, len(searches))
     with executor as pool, run.locked():
         run.begin(command, plain(question.scenario), cases)
         say.progress(_plan(searches))
@@ -108,6 +106,8 @@ def answer(
             say.result()
             say.result(part.table)
             say.result(part.sentence)
+        if caught:
+            say.result("Interrupted: this is what is known so far. The same again goes on from the cache.")
         say.result(f"\nWritten to {run.path}: {_write(run, told)}.", whole=True)
     return 130 if caught else 0 if all(part.fits for part in told) else 1
 
@@ -149,13 +149,14 @@ def _write(run: Run, told: Sequence[Told]) -> str:
     from mla_bench.report import to_frame, write_csv
     from mla_bench.report.fit import markdown
 
+    pictures = 0
     try:
         write_csv(to_frame(run.records()), run.path / "summary.csv")
         (run.path / "fit.md").write_text(markdown(told), encoding="utf-8")
         for part in told:
-            part.save(run.path / "plots")
+            pictures += part.save(run.path / "plots")
     except OSError as error:
         raise NotWrittenError(
-            f"cannot write into {run.path}: {error.strerror}; the records are kept"
+            f"cannot write the answer into {run.path}: {error.strerror}; the records are kept"
         ) from error
-    return "records.jsonl, summary.csv, fit.md and plots"
+    return f"records.jsonl, summary.csv, fit.md{and_plots(pictures)}"

@@ -159,5 +159,9 @@ def _write(run: Run, frame: "DataFrame", missing: str) -> str:
         raise NotWrittenError(
             f"cannot write summary and plots into {run.path}: {error.strerror}; the records are kept"
         ) from error
-    pictures = f" and {plots} plot{'s' if plots > 1 else ''}" if plots else ""
-    return f"records.jsonl, summary.md, summary.csv{pictures}"
+    return f"records.jsonl, summary.md, summary.csv{and_plots(plots)}"
+
+
+def and_plots(count: int) -> str:
+    """The end of a list of what was written: so many plots; empty for none."""
+    return f" and {count} plot{'s' if count > 1 else ''}" if count else ""

@@ -117,6 +117,8 @@ def test_an_interrupt_ends_the_search_with_what_is_known():
     (search,) = find(searches, lambda cases: [] if cases[0].seq_len > 4096 else linear(0.1, [])(cases))
     assert known(search.best)["seq_len"] == 4096
     assert search.probe is not None
+    (nothing,) = find(searches, lambda _: [])
+    assert tell([nothing], LENGTH, 0.0).sentence == "Nothing fits so far."
 
 
 def test_the_front_is_what_no_other_beats():
@@ -142,6 +144,7 @@ def test_the_recommendation_is_of_what_fits_with_the_margin(tmp_path):
     )
     assert [row[-1] for row in told.rows] == ["yes", "yes, the cheapest", "15.90 GiB"]
     assert "| 256 | 8 | 2.00 |" in markdown([told])
+    assert r"a\|b" in markdown([replace(told, title="a|b")])
     told.save(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".png"]
 

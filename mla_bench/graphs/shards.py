@@ -14,6 +14,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from mla_bench.mesh import Mesh
 from mla_bench.models import Model
 
 # Which of an array's axes each axis of the mesh shards, by the name of an input or output, or of a parameter
@@ -36,7 +37,7 @@ class Shards:
       mesh: (axis, devices) of each axis, `cp`, `dp` or `tp`.
     """
 
-    mesh: tuple[tuple[str, int], ...] = ()
+    mesh: Mesh = ()
 
     @property
     def axes(self) -> dict[str, int]:

@@ -1,15 +1,17 @@
 """What fits, as a table, a picture and a recommendation."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mla_bench.fit import Search, cheapest, fits, flags, front
+from mla_bench.fit import Known, Search, cheapest, fits, flags, front
+from mla_bench.mesh import format_mesh
 from mla_bench.record import ESTIMATE
 from mla_bench.report import plots
 from mla_bench.report.lists import plain_table
-from mla_bench.report.words import STEP_WORDS, variant_name
+from mla_bench.report.table import escaped, gfm
+from mla_bench.report.words import STEP_WORDS, time_source, variant_name
 from mla_bench.text import file_stem, one_line
 from mla_bench.units import GIB, format_gib, format_ms, format_size
 
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LENGTH, SETTING, SLICE = "longest sequence", "setting", "smallest slice"
-
-Known = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,11 @@ class Told:
         table.title = Text(self.title, "table.title")
         return table
 
-    def save(self, folder: Path) -> None:
-        """Draws the picture into `folder`."""
+    def save(self, folder: Path) -> bool:
+        """Draws the picture into `folder`; whether there is one."""
         if self.draw is not None:
             plots.save(self.draw, folder / f"fit-{file_stem(self.title)}.png")
+        return self.draw is not None
 
 
 def tell(searches: Sequence[Search], kind: str, margin: float) -> Told:
@@ -66,7 +67,7 @@ def tell(searches: Sequence[Search], kind: str, margin: float) -> Told:
       margin: share of the limit that stays free.
     """
     one, tried = searches[0].cases[0], [record for search in searches for record in search.tried]
-    place = () if kind == SLICE else (one.target, *(f"{axis}={size}" for axis, size in one.mesh))
+    place = () if kind == SLICE else (one.target, *filter(None, (format_mesh(one.mesh),)))
     length = () if kind == LENGTH else (format_size(one.seq_len),)
     title = " · ".join((one.workload, one.mode, one.model.name, *place, *length))
     limits = {record["hbm_limit_bytes"] for record in tried if record["hbm_limit_bytes"]}
@@ -86,6 +87,8 @@ def tell(searches: Sequence[Search], kind: str, margin: float) -> Told:
         headings = ("q block", "chunk", kind.replace(" ", "\n"), *figures, "what the next one needs")
         sentence = _furthest(searches, say)
         draw = lambda: draw_longest(searches, sentence, title)  # noqa: E731
+    if not found and any(search.probe for search in searches):
+        sentence = "Nothing fits so far."
     drawn = kind != SLICE and (kind == LENGTH or any(record["step_time_s"] for record in tried))
     return Told(title, headings, rows, sentence, bool(found), draw if found and drawn else None)
 
@@ -95,8 +98,9 @@ def markdown(told: Iterable[Told]) -> str:
     parts = ["# What fits"]
     for part in told:
         heads = [" ".join(heading.split()) for heading in part.headings]
-        lines = [heads, ["---:"] * len(heads), *part.rows]
-        parts += [f"## {part.title}", "\n".join(f"| {' | '.join(line)} |" for line in lines), part.sentence]
+        lines = [gfm(map(escaped, heads)), gfm(["---:"] * len(heads))]
+        lines += [gfm(map(escaped, row)) for row in part.rows]
+        parts += [f"## {escaped(part.title)}", "\n".join(lines), escaped(part.sentence)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -114,8 +118,7 @@ def draw_front(records: Sequence[Known], margin: float, message: str, place: str
     axes.yaxis.set_major_formatter(plots.plain_number)
     axes.minorticks_off()
     axes.grid(color=plots.GRID)
-    source = "the compiler's estimate" if shown[0]["step_time_source"] == ESTIMATE else "measured"
-    axes.set_xlabel(f"step time, ms ({source})")
+    axes.set_xlabel(f"step time, ms ({time_source(shown[0]['step_time_source'])})")
     axes.set_ylabel("HBM total of one device, GiB")
     axes.axhline(limit, color=plots.FAINT, linestyle=(0, (5, 3)), linewidth=1)
     kept = f" less {margin:.3g} of it" if margin else ""
@@ -170,20 +173,19 @@ def _setting_rows(records: Sequence[Known], margin: float) -> Iterable[tuple[str
     best, unbeaten = cheapest(fitting), front(fitting)
     for record in sorted(records, key=lambda it: it["hbm_total_bytes"] or 2**63):
         word = "yes, the cheapest" if record is best else "yes" if record in unbeaten else ""
-        yield (*_setting(record), *_figures(record), word if record in fitting else _stops(record))
+        setting = _setting(record["head_chunk"], record["q_block"])
+        yield (*setting, *_figures(record), word if record in fitting else _stops(record))
 
 
 def _search_row(search: Search, say: Callable[[Known], str]) -> tuple[str, ...]:
     case, best, beyond = search.cases[0], search.best, search.beyond
     figures = (say(best), *_figures(best)) if best else ("none", "", "", "")
     stopped = f"{say(beyond)}: {_stops(beyond)}" if beyond else "nothing beyond"
-    setting = _setting({"head_chunk": case.head_chunk, "q_block": case.q_block})
-    return (*setting, *figures, stopped)
+    return (*_setting(case.head_chunk, case.q_block), *figures, stopped)
 
 
-def _setting(record: Known) -> tuple[str, str]:
-    chunk, block = record["head_chunk"], record["q_block"]
-    return str(block), str(chunk) if chunk or block else "native"
+def _setting(head_chunk: int, q_block: int) -> tuple[str, str]:
+    return str(q_block), str(head_chunk) if head_chunk or q_block else "native"
 
 
 def _figures(record: Known) -> tuple[str, str, str]:

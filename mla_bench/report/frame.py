@@ -48,7 +48,7 @@ class Row(namedtuple("Row", (*COLUMNS, *DERIVED))):
     @property
     def is_native(self) -> bool:
         """Whether all heads and all rows of a device are worked on at once."""
-        return _is_native(self._asdict())
+        return not (self.head_chunk or self.q_block)
 
     @property
     def is_compared(self) -> bool:

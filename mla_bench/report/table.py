@@ -80,12 +80,12 @@ def summary_markdown(frame: "DataFrame") -> str:
     """
     rows = rows_of(frame)
     warning = version_warning(rows)
-    claims = [f"- {_escaped(line)}" for line in closing_of(rows) if line != warning]
-    preface = [f"> **{_escaped(warning)}**"] if warning else []
+    claims = [f"- {escaped(line)}" for line in closing_of(rows) if line != warning]
+    preface = [f"> **{escaped(warning)}**"] if warning else []
     parts = ["# Summary", *preface, "\n".join(claims), PREFACE.rstrip()]
     for group in groups(rows):
         parts += _marked_down(_sheet(group, wide=True))
-        parts += [f"![{_escaped(plot.title)}](plots/{plot.name})" for plot in planned(group)]
+        parts += [f"![{escaped(plot.title)}](plots/{plot.name})" for plot in planned(group)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -242,17 +242,18 @@ def _dressed(sheet: Sheet) -> list["Text"]:
 
 def _marked_down(sheet: Sheet) -> list[str]:
     rules = [":---" if heading == "note" else "---:" for heading in sheet.headings]
-    lines = [_gfm(map(_escaped, sheet.headings)), _gfm(rules)]
-    lines += [_gfm(map(_escaped, cells)) for cells in sheet.cells]
-    notes = [f"{number}. {_escaped(note)}" for number, note in enumerate(sheet.notes, start=1)]
-    shared = "  \n".join(map(_escaped, sheet.facts))
-    return [f"## {_escaped(sheet.title)}", shared, "\n".join(lines), *(["\n".join(notes)] if notes else [])]
+    lines = [gfm(map(escaped, sheet.headings)), gfm(rules)]
+    lines += [gfm(map(escaped, cells)) for cells in sheet.cells]
+    notes = [f"{number}. {escaped(note)}" for number, note in enumerate(sheet.notes, start=1)]
+    shared = "  \n".join(map(escaped, sheet.facts))
+    return [f"## {escaped(sheet.title)}", shared, "\n".join(lines), *(["\n".join(notes)] if notes else [])]
 
 
-def _gfm(cells: Iterable[str]) -> str:
+def gfm(cells: Iterable[str]) -> str:
+    """A line of a GitHub-flavoured table; the cells are escaped already."""
     return f"| {' | '.join(cells)} |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """`text` so that Markdown shows it as it is, in a table cell too."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))

@@ -158,6 +158,11 @@ def step_change(native: Row | None, row: Row) -> str:
     return f"{row.step_time_s / native.step_time_s - 1:+.0%}".replace("-", "−")
 
 
+def time_source(source: str) -> str:
+    """Where a step time comes from, in a sentence."""
+    return "the compiler's estimate" if source == ESTIMATE else source
+
+
 def out_of_memory(row: Row) -> str:
     """The compiler's own words on an `oom` case; the figure in them is no total."""
     memory = row.oom_memory or "memory"  # as the compiler names it
@@ -320,7 +325,7 @@ def _step_difference(before: Row, row: Row) -> str:
     """What the change costs in time, by which source; empty where that is not known of both."""
     if not (changed := step_change(before, row)):
         return ""
-    source = "the compiler's estimate" if row.step_time_source == ESTIMATE else row.step_time_source
+    source = time_source(row.step_time_source)
     return f"step {format_ms(before.step_time_s)} → {format_ms(row.step_time_s)} ms, {changed}: {source}"
 
 
