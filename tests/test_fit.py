@@ -117,6 +117,7 @@ def test_an_interrupt_ends_the_search_with_what_is_known():
     (search,) = find(searches, lambda cases: [] if cases[0].seq_len > 4096 else linear(0.1, [])(cases))
     assert known(search.best)["seq_len"] == 4096
     assert search.probe is not None
+    assert tell([search], LENGTH, 0.0).rows[0][-1] == "interrupted"
     (nothing,) = find(searches, lambda _: [])
     assert tell([nothing], LENGTH, 0.0).sentence == "Nothing fits so far."
 

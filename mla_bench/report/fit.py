@@ -10,7 +10,7 @@ from mla_bench.mesh import format_mesh
 from mla_bench.record import ESTIMATE
 from mla_bench.report import plots
 from mla_bench.report.lists import plain_table
-from mla_bench.report.table import escaped, gfm
+from mla_bench.report.table import escaped, gfm, share
 from mla_bench.report.words import STEP_WORDS, time_source, variant_name
 from mla_bench.text import file_stem, one_line
 from mla_bench.units import GIB, format_gib, format_ms, format_size
@@ -181,6 +181,7 @@ def _search_row(search: Search, say: Callable[[Known], str]) -> tuple[str, ...]:
     case, best, beyond = search.cases[0], search.best, search.beyond
     figures = (say(best), *_figures(best)) if best else ("none", "", "", "")
     stopped = f"{say(beyond)}: {_stops(beyond)}" if beyond else "nothing beyond"
+    stopped = "interrupted" if search.probe else stopped
     return (*_setting(case.head_chunk, case.q_block), *figures, stopped)
 
 
@@ -193,7 +194,7 @@ def _figures(record: Known) -> tuple[str, str, str]:
     total, limit = record["hbm_total_bytes"], record["hbm_limit_bytes"]
     if not total or not limit:
         return "", "", ""
-    return format_gib(total), f"{total / limit:.0%}", format_ms(record["step_time_s"])
+    return format_gib(total), share(total / limit), format_ms(record["step_time_s"])
 
 
 def _length(record: Known) -> str:

@@ -182,10 +182,11 @@ def _against_native(group: Group, row: Row) -> str:
 def _fit(group: Group, row: Row) -> str:
     total, limit = group.total(row), row.hbm_limit_bytes
     word = {None: "", True: "yes", False: "NO"}[False if row.status == "oom" else row.fits]
-    return f"{word} {_share(total / limit) if total and limit else '':>4}".strip()
+    return f"{word} {share(total / limit) if total and limit else '':>4}".strip()
 
 
-def _share(part: float) -> str:
+def share(part: float) -> str:
+    """A part of the limit, in a cell's width."""
     if part < 0.01:
         return "<1%"
     return f"{part:.0%}" if part < 10 else f"{part:.0f}×"
