@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 TESTS ?=
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench atlas clean
 
 demo: $(READY)  ## what head chunking saves on one TPU v5p, as a table and plots in results/demo
 	rm -rf results/demo
@@ -22,6 +22,14 @@ lint: $(READY)  ## style and types
 
 bench: $(READY)  ## the engine's own time, against a plain script: half an hour on two cores
 	$(BIN)/python tests/bench.py
+
+ATLAS = indexer indexer-loss mla mesh
+
+atlas: $(READY)  ## the reference atlas in results/atlas: hours on two cores; called again, it goes on
+	for part in $(ATLAS); do \
+	  begun=$$(test -e results/atlas/$$part/run.json && echo --resume); \
+	  $(BIN)/mla-bench sweep scenarios/atlas/$$part.toml --out results/atlas/$$part $$begun || exit; \
+	done
 
 clean:
 	rm -rf .venv .venv-*
