@@ -80,6 +80,15 @@ class Case:
         return math.prod(size for axis, size in self.mesh if not axes or axis in axes)
 
     @property
+    def axes(self) -> dict[str, Any]:
+        """Its point on each axis as a record says it: names and numbers, nothing nested."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "model": self.model.name,
+            "mesh": format_mesh(self.mesh),
+            "xla_options": " ".join(f"{key}={value}" for key, value in self.xla_options),
+        }
+
+    @property
     def case_id(self) -> str:
         """Readable name, unique in a sweep; lists only what differs from the defaults."""
         point = [self.model.name, self.workload, self.mode, format_size(self.seq_len), self.target]

@@ -310,9 +310,14 @@ def fit(
 
 @app.command(
     epilog="Examples:\n\nmla-bench parity --chunk 0,8,16\n\n"
-    "mla-bench parity --dtype bfloat16 --workload indexer --impl my_indexer.py:build"
+    "mla-bench parity --run results/demo\n\n"
+    "mla-bench parity --dtype float32,bfloat16 --workload indexer --impl my_indexer.py:build"
 )
 def parity(
+    run: Annotated[
+        Path | None,
+        _flag("Check the variants of this run, and keep the verdicts in it for its report.", metavar="RUN"),
+    ] = None,
     model: _Model = None,
     workload: _Workload = None,
     mode: _Mode = None,
@@ -334,26 +339,33 @@ def parity(
     from mla_bench.engine.parity import check_parity
     from mla_bench.progress import progress
     from mla_bench.report.parity import parity_tables, verdict
-    from mla_bench.scenario import PARITY, expand
+    from mla_bench.runs import Run
+    from mla_bench.scenario import PARITY, expand, parity_of, scenario_of
+    from mla_bench.session import rewrite
     from mla_bench.verdict import all_pass
 
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
         raise MlaBenchError(f"--tolerance: {tolerance} is no bound; write a number from 0 on, such as 1e-5")
-    chosen = PARITY.override(
-        model=model,
-        workload=workload,
-        mode=mode,
-        seq=seq,
-        batch=batch,
-        chunk=chunk,
-        q_block=q_block,
-        mesh=mesh,
-        attention=attention,
-        stage=stage,
-        dtype=dtype,
-        impl=impl,
-    )
-    cases, console, checked = expand(chosen), open_console(), []
+    axes = {
+        "model": model,
+        "workload": workload,
+        "mode": mode,
+        "seq": seq,
+        "batch": batch,
+        "chunk": chunk,
+        "q_block": q_block,
+        "mesh": mesh,
+        "attention": attention,
+        "stage": stage,
+        "dtype": dtype,
+        "impl": impl,
+    }
+    kept = Run(run) if run else None
+    if kept and (given := [name for name, value in axes.items() if value is not None]):
+        flag = given[0].replace("_", "-")
+        raise MlaBenchError(f"--{flag} does not go with --run: the variants are the run's; leave one out")
+    begun = parity_of(scenario_of(kept.manifest()["scenario"])) if kept else PARITY.override(**axes)
+    cases, console, checked = expand(begun), open_console(), []
     with progress(console, {case.case_id: 1.0 for case in cases}) as ended:
         for case, row in check_parity(cases, tolerance):
             checked.append((case, row))
@@ -362,6 +374,11 @@ def parity(
         console.print(table)
     for sentence in verdict(checked):
         console.print(sentence)
+    if kept:
+        with kept.locked():
+            kept.keep_parity(["mla-bench", *sys.argv[1:]], checked)
+            rewrite(kept)
+        console.print(f"\nKept in {kept.parity_path}; summary and report of the run say so.", soft_wrap=True)
     raise typer.Exit(0 if all_pass(row for _, row in checked) else 1)
 
 

@@ -199,9 +199,11 @@ def _allowed(dtype: str, tolerance: float | None, rounding: float | None) -> flo
 def _measure(
     name: str, got: np.ndarray, native: np.ndarray | None, wanted: np.ndarray, allowed: float
 ) -> OutputParity:
-    error, same_rows = _error(got, wanted), None
+    error, same_rows, largest = _error(got, wanted), None, None
     if wanted.dtype == bool and error is not None:
         same_rows = float(np.mean(np.all(np.atleast_1d(got == wanted), -1)))
+    elif error is not None:
+        largest = float(np.max(np.abs(got.astype(np.float64) - wanted.astype(np.float64)), initial=0.0))
     return OutputParity(
         name,
         dtype=str(got.dtype),
@@ -210,6 +212,7 @@ def _measure(
         native_error=None if native is None else _error(native, wanted),
         allowed=allowed,
         same_rows=same_rows,
+        max_error=largest,
     )
 
 
@@ -237,7 +240,7 @@ def _unsound(name: str, got: np.ndarray, exact: np.ndarray | None) -> list[str]:
 def _differences(output: OutputParity, got: np.ndarray, wanted: np.ndarray) -> list[str]:
     """How a finite output differs from what it must be, in words."""
     name, faults = output.name, []
-    if output.native_dtype not in (None, output.dtype):
+    if output.is_narrowed:
         faults += [f"not like for like: {name} is {output.dtype} where native returns {output.native_dtype}"]
     if got.shape != wanted.shape:
         return [*faults, f"{name} has shape {list(got.shape)} instead of {list(wanted.shape)}"]

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mla_bench.case import Case
-from mla_bench.mesh import format_mesh
 
 SCHEMA = 2
 STATUSES = ("ok", "oom", "error", "crashed", "timeout")
@@ -99,25 +98,7 @@ class Record:
     @classmethod
     def of(cls, case: Case, status: str, **measured: Any) -> "Record":
         """Record of `case` with `status` and what was measured."""
-        return cls(
-            case_id=case.case_id,
-            model=case.model.name,
-            workload=case.workload,
-            mode=case.mode,
-            seq_len=case.seq_len,
-            batch=case.batch,
-            head_chunk=case.head_chunk,
-            q_block=case.q_block,
-            attention=case.attention,
-            stage=case.stage,
-            dtype=case.dtype,
-            target=case.target,
-            mesh=format_mesh(case.mesh),
-            xla_options=" ".join(f"{key}={value}" for key, value in case.xla_options),
-            impl=case.impl,
-            status=status,
-            **measured,
-        )
+        return cls(case_id=case.case_id, **case.axes, status=status, **measured)
 
     def to_json(self) -> dict[str, Any]:
         """Plain mapping for a line of records.jsonl."""

@@ -3,6 +3,7 @@
 results/<name>/run.json        schema, command, versions, git, host
               /records.jsonl   one record a line, flushed and synced as each case ends
               /summary.csv, summary.md, plots/
+              /parity.json     what `parity --run` says of its variants
               /xprof/          the compiles' HloProtos; `xprof --logdir` opens the folder
 """
 
@@ -26,6 +27,7 @@ from mla_bench.measure.protos import xspace_of_compiles
 from mla_bench.record import FAILED, SCHEMA, Record
 from mla_bench.targets import environment, parse_target
 from mla_bench.text import file_stem
+from mla_bench.verdict import Checked, ParityRow
 from mla_bench.versions import VERSIONS, compiler_flags, installed_version
 
 _PACKAGES = ("mla-bench", *VERSIONS, "flax", "xprof")
@@ -176,6 +178,45 @@ class Run:
             elif number < len(lines):
                 raise MlaBenchError(f"{self.records_path}: line {number} is no record; remove that line")
         return sorted(found.values(), key=lambda record: order.get(record["case_id"], len(order)))
+
+    def keep_parity(self, command: Sequence[str], checked: Checked) -> None:
+        """Writes what parity says of the run's variants, in place of what it said before.
+
+        Raises:
+          NotWrittenError: it cannot be written.
+        """
+        import msgspec
+
+        found = [{"case": case, "row": row} for case, row in checked]
+        said = {"command": list(command), **_process(), "git": _git_revision(), "checked": found}
+        with self._reporting("parity is not kept", NotWrittenError):
+            part = self.path / "parity.json.part"
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n")
+            part.replace(self.parity_path)
+
+    @property
+    def parity_path(self) -> Path:
+        """Where it lies what parity says of the run's variants."""
+        return self.path / "parity.json"
+
+    def parity(self) -> Checked:
+        """What parity says of the run's variants; nothing where it was not run.
+
+        Raises:
+          MlaBenchError: the file cannot be read, or is not of this version.
+        """
+        import msgspec
+
+        if not self.parity_path.exists():
+            return []
+        again = f"run it again: mla-bench parity --run {self.path}"
+        try:
+            said = json.loads(self.parity_path.read_bytes())["checked"]
+            return msgspec.convert(
+                [(pair["case"], pair["row"]) for pair in said], list[tuple[Case, ParityRow]]
+            )
+        except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
+            raise MlaBenchError(f"{self.parity_path} cannot be read; {again}") from error
 
     def missing(self, cases: Sequence[Case]) -> list[Case]:
         """Those of `cases` without a record, or whose record says that they failed."""

@@ -88,6 +88,24 @@ PARITY = Scenario(
 )
 
 
+def parity_of(scenario: Scenario) -> Scenario:
+    """The variants of `scenario` as `parity` runs them: the same graphs at sizes at which a CPU can judge.
+
+    Lengths and batches are those of `PARITY`, a q block is one that leaves a short last block, an axis of a
+    mesh has two devices. Each variant is checked in float32 too, whatever dtype it was swept in.
+    """
+    return replace(
+        scenario,
+        seq=PARITY.seq,
+        batch=PARITY.batch,
+        q_block=tuple(dict.fromkeys(size and 7 for size in scenario.q_block)),
+        dtype=tuple(dict.fromkeys((*PARITY.dtype, *scenario.dtype))),
+        target=PARITY.target,
+        mesh=tuple(dict.fromkeys(tuple((axis, 2) for axis, _ in mesh) for mesh in scenario.mesh)),
+        xla_options={},
+    )
+
+
 # What `fit` chooses from unless told otherwise.
 FIT = Scenario(chunk=(0, 8), q_block=(0, 256))
 

@@ -20,6 +20,7 @@ from mla_bench.progress import progress, record_line
 from mla_bench.record import FAILED
 from mla_bench.runs import Run
 from mla_bench.units import format_size
+from mla_bench.verdict import by_variant
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -94,26 +95,49 @@ def _prepare_report() -> None:
 
 def render(say: Output, run: Run, interrupted: bool) -> int:
     """Prints table and closing words, writes summary and plots; the exit code."""
-    from mla_bench.report import closing, terminal_tables, to_frame
+    from mla_bench.report import closing, rows_of, terminal_tables, to_frame, without_parity
 
-    records, planned = run.records(), len(run.manifest()["cases"])
+    records = run.records()
     again = f"Go on with: mla-bench sweep --out {shlex.quote(str(run.path))} --resume"
     if not records:
         say.result("Interrupted before the first case ended.")
         say.result(again, whole=True)
         return 130
-    frame = to_frame(records)
-    missing = f"Interrupted: {len(records)} of {planned} cases ended." if len(records) < planned else ""
+    frame = to_frame(records, by_variant(run.parity()))
+    missing = _missing(run, len(records))
     say.result()
     say.result(terminal_tables(frame))
     for sentence in closing(frame):
         say.result(sentence)
     say.result(f"\nWritten to {run.path}: {_write(run, frame, missing)}.", whole=True)
+    if without_parity(rows_of(frame)):
+        check = f"mla-bench parity --run {shlex.quote(str(run.path))}"
+        say.result(f"Whether the variants compute the same was not checked: {check}", whole=True)
     failed = any(record["status"] in FAILED for record in records)
     if missing:
         say.result(missing)
         say.result(again, whole=True)
     return 130 if interrupted else 1 if failed else 0
+
+
+def rewrite(run: Run) -> None:
+    """Writes the summary of a run anew, with what has been added to it since; its plots stay.
+
+    Raises:
+      NotWrittenError: it cannot be written.
+    """
+    from mla_bench.report import to_frame
+
+    if records := run.records():
+        frame = to_frame(records, by_variant(run.parity()))
+        with _writing(run):
+            _write_summary(run, frame, _missing(run, len(records)))
+
+
+def _missing(run: Run, ended: int) -> str:
+    """What a summary begins with where cases of the sweep have no record; else empty."""
+    planned = len(run.manifest()["cases"])
+    return f"Interrupted: {ended} of {planned} cases ended." if ended < planned else ""
 
 
 @contextmanager
@@ -147,19 +171,32 @@ def interrupts() -> Iterator[list[int]]:
 
 def _write(run: Run, frame: "DataFrame", missing: str) -> str:
     """Writes summary, which begins with what is `missing`, and plots; says what is there."""
-    from mla_bench.report import summary_markdown, write_csv, write_plots
+    from mla_bench.report import write_plots
 
-    try:
-        write_csv(frame, run.path / "summary.csv")
-        (run.path / "summary.md").write_text(
-            "\n\n".join(filter(None, (missing, summary_markdown(frame)))), encoding="utf-8"
-        )
+    with _writing(run):
+        _write_summary(run, frame, missing)
         plots = len(write_plots(frame, run.path / "plots"))
+    return f"records.jsonl, summary.md, summary.csv{and_plots(plots)}"
+
+
+def _write_summary(run: Run, frame: "DataFrame", missing: str) -> None:
+    from mla_bench.report import summary_markdown, write_csv
+
+    write_csv(frame, run.path / "summary.csv")
+    (run.path / "summary.md").write_text(
+        "\n\n".join(filter(None, (missing, summary_markdown(frame)))), encoding="utf-8"
+    )
+
+
+@contextmanager
+def _writing(run: Run) -> Iterator[None]:
+    """Turns what the disk refuses within into one line."""
+    try:
+        yield
     except OSError as error:
         raise NotWrittenError(
             f"cannot write summary and plots into {run.path}: {error.strerror}; the records are kept"
         ) from error
-    return f"records.jsonl, summary.md, summary.csv{and_plots(plots)}"
 
 
 def and_plots(count: int) -> str:

@@ -7,33 +7,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from mla_bench.comparison import GROUP, beside_native, ratio, unfair
 from mla_bench.record import COLUMNS, Record
+from mla_bench.verdict import variant_key
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# What two cases share that one table, plot or comparison may hold; forward and train never meet.
-GROUP = (
-    "model",
-    "target",
-    "mesh",
-    "workload",
-    "mode",
-    "batch",
-    "attention",
-    "stage",
-    "dtype",
-    "xla_options",
-    "impl",
-)
-PAIR = (*GROUP, "seq_len")
-DERIVED = {"hbm_ratio": "Float64", "unfair": "string"}
+DERIVED = {"hbm_ratio": "Float64", "unfair": "string", "parity": "string"}
 
 # Why a chunked or blocked figure is no comparison with native's: in a cell's width, and in a sentence.
 UNFAIR = {
     "no effect": "the chunk changes nothing there",
     "≠ dtypes": "the output dtypes are not native's",
     "≠ shapes": "the outputs are not native's in names or shapes",
+    "≠ parity": "it computes something else: its parity failed",
     "dtypes ?": "the output dtypes are not known to be native's",
     "≠ source": "the HBM total is not from the source of native's",
 }
@@ -56,22 +44,28 @@ class Row(namedtuple("Row", (*COLUMNS, *DERIVED))):
         return self.hbm_ratio is not None and self.unfair is None
 
 
-def to_frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
-    """Records as a frame: the columns of `record.COLUMNS` in order, then two derived ones.
+def to_frame(records: Iterable[Mapping[str, Any]], parity: Mapping[tuple, str] | None = None) -> "DataFrame":
+    """Records as a frame: the columns of `record.COLUMNS` in order, then derived ones.
 
-    Bytes and counts are nullable whole numbers, empty where unknown. The derived columns compare a chunked or
+    Bytes and counts are nullable whole numbers, empty where unknown. Two derived columns compare a chunked or
     blocked case with the native one (no head chunk, no q block) that is otherwise the same case:
 
     - `hbm_ratio`: native's HBM total over this one's; above 1 is a saving. Empty unless both are `ok`.
     - `unfair`: why the two are no comparison, a word of `UNFAIR`; empty where nothing speaks against it.
 
-    A pair says something about chunking where the ratio is known and `unfair` is empty.
+    A pair says something about chunking where the ratio is known and `unfair` is empty. The third, `parity`,
+    is what `parity` says of the variant, by `verdict.variant_key`; empty where it was not run.
     """
     import pandas as pd
 
-    records = list(records)
-    natives = {_pair(record): record for record in records if _is_native(record)}
-    table = [{**record, **_against(record, natives.get(_pair(record)))} for record in records]
+    table, parity = [dict(record) for record in records], parity or {}
+    for row in table:
+        row["parity"] = parity.get(variant_key(row))
+    for record, native in beside_native(table):
+        if native is not None:
+            record |= {"hbm_ratio": ratio(native, record), "unfair": unfair(record, native)}
+        elif record.get("chunk_applies") is False:
+            record["unfair"] = "no effect"
     cells = {name: [_bounded(row.get(name)) for row in table] for name in Row._fields}
     return pd.DataFrame({name: pd.array(cells[name], dtype=kind) for name, kind in _dtypes().items()})
 
@@ -154,40 +148,3 @@ def _dtypes() -> dict[str, str]:
 
 def _bounded(value: Any) -> Any:
     return min(value, _INT64_MAX) if isinstance(value, int) else value
-
-
-def _is_native(record: Mapping[str, Any]) -> bool:
-    return not (record["head_chunk"] or record["q_block"])
-
-
-def _pair(record: Mapping[str, Any]) -> tuple:
-    return tuple(record.get(name) for name in PAIR)
-
-
-def _against(record: Mapping[str, Any], native: Mapping[str, Any] | None) -> dict[str, Any]:
-    if _is_native(record):
-        return {}
-    ratio = _ratio(record, native) if native else None
-    return {"hbm_ratio": ratio, "unfair": _unfair(record, native or {}, ratio)}
-
-
-def _ratio(record: Mapping[str, Any], native: Mapping[str, Any]) -> float | None:
-    if record["status"] != "ok" or native["status"] != "ok":
-        return None
-    before, after = native.get("hbm_total_bytes"), record.get("hbm_total_bytes")
-    return before / after if before and after else None
-
-
-def _unfair(record: Mapping[str, Any], native: Mapping[str, Any], ratio: float | None) -> str | None:
-    """The first of `UNFAIR` that holds; what is not known of a pair matters only where it has a ratio."""
-    dtypes = [side.get("output_dtypes") for side in (native, record)]
-    if record.get("chunk_applies") is False:
-        return "no effect"
-    if all(dtypes) and dtypes[0] != dtypes[1]:
-        return "≠ dtypes"
-    structures = [side.get("output_structure") for side in (native, record)]
-    if all(structures) and structures[0] != structures[1]:
-        return "≠ shapes"
-    if ratio and not all(dtypes):
-        return "dtypes ?"
-    return "≠ source" if ratio and record.get("hbm_source") != native.get("hbm_source") else None

@@ -20,6 +20,7 @@ from mla_bench.report.words import (
     step_change,
     title,
     version_warning,
+    without_parity,
 )
 from mla_bench.text import one_line
 from mla_bench.units import format_bytes, format_gib, format_mib, format_ms, format_size
@@ -81,6 +82,10 @@ def summary_markdown(frame: "DataFrame") -> str:
     rows = rows_of(frame)
     warning = version_warning(rows)
     claims = [f"- {escaped(line)}" for line in closing_of(rows) if line != warning]
+    if without_parity(rows):
+        claims.append(
+            "- Whether the variants compute the same was not checked: `mla-bench parity --run` does."
+        )
     preface = [f"> **{escaped(warning)}**"] if warning else []
     parts = ["# Summary", *preface, "\n".join(claims), PREFACE.rstrip()]
     for group in groups(rows):
@@ -149,7 +154,12 @@ def _cost_columns(group: Group) -> dict[str, Callable[[Group, Row], str]]:
         "needed\nTFLOPs": lambda _, row: _tera(row.flops_needed),
         "MFU\n": lambda _, row: "" if row.mfu is None else f"{row.mfu:.0%}",
         "device's own\npeak GiB": lambda _, row: format_gib(row.device_peak_bytes),
+        "parity\n": (lambda _, row: row.parity or "not run") if distinct(group.rows, "parity") else _nothing,
     }
+
+
+def _nothing(_group: Group, _row: Row) -> str:
+    return ""
 
 
 def _tera(flops: int | None) -> str:
@@ -216,6 +226,7 @@ def _unfair_note(group: Group, row: Row) -> str:
     exact = {
         "≠ dtypes": f"not like for like: returns {row.output_dtypes}, native {native.output_dtypes}",
         "≠ shapes": f"not like for like: {UNFAIR['≠ shapes']}",
+        "≠ parity": f"{UNFAIR['≠ parity']}, see parity.json",
         "≠ source": f"the HBM total is from {row.hbm_source}, native's from {native.hbm_source}",
     }
     return f"{exact.get(row.unfair, UNFAIR[row.unfair])}; no saving is claimed"

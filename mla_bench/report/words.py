@@ -7,16 +7,17 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from mla_bench.case import BUILT_IN, STAGES, differing
+from mla_bench.comparison import SAME
 from mla_bench.record import ESTIMATE, MEASURED
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.units import format_gib, format_ms, format_size
+from mla_bench.verdict import PASS
 from mla_bench.versions import VERSIONS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 STEP_WORDS = {MEASURED: "measured", ESTIMATE: "estimate"}
-SAME = 1.005  # below this a ratio reads 1.00×, and no one should act on it
 
 _ENDINGS = {"oom": "ran out of memory", "error": "failed", "crashed": "crashed", "timeout": "timed out"}
 _NO_PAIR = "no case has an HBM total both native and chunked"
@@ -48,7 +49,7 @@ def closing_of(rows: Sequence[Row]) -> list[str]:
         said += [
             f"{subject}: {line}." for line in lines or [f"nothing to compare for {workload}: {_NO_PAIR}"]
         ]
-    said += [_host(found), _same_peak(rows), _failures(rows)]
+    said += [_parity(rows), _host(found), _same_peak(rows), _failures(rows)]
     return [line for line in said if line] or ["Nothing to compare: there is no case."]
 
 
@@ -127,6 +128,13 @@ def variant_name(head_chunk: int, q_block: int) -> str:
     chunk = f"chunk {head_chunk}" if head_chunk else ""
     block = f"q block {q_block}" if q_block else ""
     return " with ".join(filter(None, (block, chunk))) or "native"
+
+
+def short_variant(head_chunk: int, q_block: int) -> str:
+    """The same in a cell's width: `q 256, chunk 8`."""
+    cuts = [f"q {q_block}"] if q_block else []
+    cuts += [f"chunk {head_chunk}"] if head_chunk else []
+    return ", ".join(cuts) or "native"
 
 
 def change(ratio: float) -> str:
@@ -257,6 +265,19 @@ def _unclaimed(members: Sequence[Group]) -> Iterator[str]:
             rows = [row for row in group.rows if row.unfair == unfair and row.hbm_total_bytes is not None]
             if rows:
                 yield f"no saving is claimed for {place}, {_listed(rows)}: {reason}"
+
+
+def _parity(rows: Sequence[Row]) -> str:
+    """Compared variants that were not checked where others were; empty where that is all or none."""
+    compared = {variant(row): row.parity for row in rows if row.is_compared}
+    unchecked = [name for name, parity in compared.items() if parity != PASS]
+    some = any(row.parity for row in rows)
+    return f"Parity was not run for {', '.join(unchecked)}." if unchecked and some else ""
+
+
+def without_parity(rows: Sequence[Row]) -> bool:
+    """Whether savings stand there of which no parity is known at all."""
+    return any(row.is_compared for row in rows) and not any(row.parity for row in rows)
 
 
 def _host(found: Sequence[Group]) -> str:
