@@ -394,6 +394,97 @@ _ACase = Annotated[
 
 
 @app.command(
+    epilog="Examples:\n\nmla-bench report results/demo\n\n"
+    "mla-bench report results/before --against results/after > pull-request.md\n\n"
+    "mla-bench report results/demo --format html --out report.html"
+)
+def report(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run; the one before.", show_default=False)
+    ],
+    against: Annotated[
+        Path | None,
+        _flag("The run after; without it chunked cases are compared with native ones.", metavar="RUN2"),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="md for a pull request, html for a page, csv for all pairs."),
+    ] = "md",
+    out: Annotated[
+        Path | None, _flag("File to write; default report.md and so on in the run.", "--out", metavar="FILE")
+    ] = None,
+) -> None:
+    """Write the evidence for a pull request: before and after, what got worse, and how it was made."""
+    from mla_bench.console import open_console
+    from mla_bench.errors import unknown_name
+    from mla_bench.reporting import FORMATS, write_report
+    from mla_bench.runs import Run
+
+    if form not in FORMATS:
+        raise unknown_name("format", form, FORMATS)
+    path = write_report(Run(run), Run(against) if against else None, form, out)
+    if form != "html":
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+    where = open_console(stderr=form != "html")
+    if form == "html" or sys.stdout.isatty():
+        where.print(f"Written to {path}", soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples:\n\nmla-bench check --write hbm-baseline.json results/main\n\n"
+    "mla-bench check hbm-baseline.json results/new --max-increase 1% --max-total 30GiB"
+)
+def check(
+    base: Annotated[
+        Path, typer.Argument(metavar="BASE", help="A baseline's file, or a run.", show_default=False)
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The run to check.", show_default=False)],
+    max_increase: Annotated[
+        str, typer.Option(help="Share by which the HBM total of a case may grow.", metavar="PERCENT")
+    ] = "1%",
+    max_total: Annotated[
+        str | None, _flag("HBM total that no case may exceed, such as 30GiB.", metavar="SIZE")
+    ] = None,
+    across_versions: Annotated[
+        bool,
+        typer.Option(
+            "--across-versions", help="Compare although versions, compiler flags or dimensions differ."
+        ),
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the baseline BASE from the run NEW, and check nothing.")
+    ] = False,
+) -> None:
+    """Hold a run's HBM against a baseline: exit code 1 where it grew, 3 where cases could not run."""
+    from mla_bench.baseline import read_baseline, write_baseline
+    from mla_bench.checking import check as hold
+    from mla_bench.console import open_console
+    from mla_bench.report.check import grown, growth_table, others, tell_github
+    from mla_bench.runs import Run
+    from mla_bench.units import parse_bytes, parse_percent
+
+    console = open_console()
+    if write:
+        cases = write_baseline(Run(new), base)
+        console.print(f"Written to {base}: {cases} cases of {new}; commit it.", soft_wrap=True)
+        return
+    with at("--max-increase"):
+        share = parse_percent(max_increase)
+    with at("--max-total"):
+        most = parse_bytes(max_total) if max_total is not None else None
+    checked = hold(read_baseline(base), Run(new), share, most, across_versions)
+    for sentence in grown(checked):
+        console.print(sentence)
+    if checked.grew:
+        console.print(growth_table(checked))
+    for sentence in others(checked):
+        console.print(sentence)
+    for line in tell_github(checked):
+        console.print(line, soft_wrap=True)
+    raise typer.Exit(checked.exit_code)
+
+
+@app.command(
     epilog="Examples:\n\nmla-bench explain results/demo\n\n"
     "mla-bench explain results/demo 8k --against 8k/chunk=8"
 )

@@ -136,8 +136,9 @@ class Pair:
             (side.get("step_time_s"), side.get("step_time_source")) for side in (self.before, self.after)
         )
         ended = self.before["status"] == self.after["status"] == "ok"
-        comparable = ended and before[0] and after[0] and before[1] == after[1]
-        return after[0] / before[0] - 1 if comparable else None
+        if not (ended and before[0] and after[0] and before[1] == after[1]):
+            return None
+        return after[0] / before[0] - 1
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,8 @@ def ratio(before: Known, after: Known) -> float | None:
     """The HBM total before over the one after; above 1 is a saving. None unless both are `ok`."""
     if before["status"] != "ok" or after["status"] != "ok":
         return None
-    totals = before.get("hbm_total_bytes"), after.get("hbm_total_bytes")
-    return totals[0] / totals[1] if all(totals) else None
+    one, other = before.get("hbm_total_bytes"), after.get("hbm_total_bytes")
+    return one / other if one and other else None
 
 
 def unfair(after: Known, before: Known) -> str | None:

@@ -1,7 +1,7 @@
 """What is alive at a case's peak, sorted by what it is to a person, and what a change did to it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ _COPY_OPCODES = {"copy", "copy-start", "copy-done", "transpose"}
 _SAME = 0.005  # below this share of the total nobody should act on a difference
 _WORTH_SAYING = 0.05  # of the difference
 
-_Key = tuple[str, str, str, str]  # kind, operation, source line and dtype of buffers that go together
+BufferKey = tuple[str, str, str, str]  # kind, operation, source line and dtype of buffers that go together
+Gathered = Mapping[BufferKey, tuple[str, int]]  # their shapes, and what they take
 
 
 @dataclass(frozen=True)
@@ -188,16 +189,39 @@ def by_kind(case: Explained) -> dict[str, int]:
 def compare(before: Explained, after: Explained) -> list[Change]:
     """Changes at the peak, the largest first; what stays as it is last.
 
-    Buffers are matched by kind, source line, operation and dtype, since each program has its own names.
+    Buffers are matched by kind, source line, operation and dtype, since each program has its own names; and
+    by the source's file where that leaves one on either side, since another revision has other lines.
     """
-    sides = [_gathered(case) for case in (before, after)]
-    keys = dict.fromkeys((*sides[0], *sides[1]))
+    return changes_of(gathered(before), gathered(after))
+
+
+def changes_of(before: Gathered, after: Gathered) -> list[Change]:
+    """`compare`, of buffers that are gathered already."""
     nothing = ("", 0)
+    moved = _moved_lines(before, after)
+    renamed = {moved.get(key, key): value for key, value in before.items()}
     changes = [
-        Change(kind, op, source, *(side.get((kind, op, source, dtype), nothing) for side in sides))
-        for kind, op, source, dtype in keys
+        Change(*key[:3], renamed.get(key, nothing), after.get(key, nothing))
+        for key in dict.fromkeys((*renamed, *after))
     ]
     return sorted(changes, key=lambda change: (-abs(change.difference), -change.after[1]))
+
+
+def _moved_lines(before: Gathered, after: Gathered) -> dict[BufferKey, BufferKey]:
+    """Keys of `before` alone, by the one of `after` alone that differs from it in the source's line."""
+
+    def by_file(keys: Iterable[BufferKey]) -> dict[tuple[str, ...], list[BufferKey]]:
+        found: dict[tuple[str, ...], list[BufferKey]] = {}
+        for key in keys:
+            kind, op, source, dtype = key
+            found.setdefault((kind, op, source.partition(":")[0], dtype), []).append(key)
+        return found
+
+    old = by_file(key for key in before if key not in after)
+    new = by_file(key for key in after if key not in before)
+    return {
+        keys[0]: new[place][0] for place, keys in old.items() if len(keys) == len(new.get(place, ())) == 1
+    }
 
 
 def sentence(before: Explained, after: Explained) -> str:
@@ -271,9 +295,9 @@ def _last_op(buffer: Buffer) -> str:
     return buffer.op_name.rpartition("/")[2]
 
 
-def _gathered(case: Explained) -> dict[_Key, tuple[str, int]]:
+def gathered(case: Explained) -> dict[BufferKey, tuple[str, int]]:
     """Shapes and bytes of all buffers at the peak, by kind, operation, source line and dtype."""
-    found: dict[_Key, list[Buffer]] = {}
+    found: dict[BufferKey, list[Buffer]] = {}
     for buffer in case.hbm.buffers:
         dtype = _read_shape(buffer.shape)[0]
         key = (case.kind(buffer), operation(buffer), source_line(buffer.source), dtype)

@@ -22,6 +22,7 @@ from mla_bench.text import file_stem
 from mla_bench.units import GIB, format_bytes, format_gib, format_mib
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -62,13 +63,11 @@ def write_timeline(cases: Sequence[Explained], directory: Path) -> Path:
     Raises:
       NotWrittenError: the picture cannot be written.
     """
-    import matplotlib as mpl
-
-    from mla_bench.report.plots import STYLE
+    from mla_bench.report.plots import LIGHT, themed
 
     path = directory / f"memory-{'-against-'.join(file_stem(case.name) for case in cases)}.png"
-    with mpl.rc_context(STYLE):
-        figure = _timeline(cases)
+    with themed(LIGHT):
+        figure = draw_timeline(cases)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, format="png")
@@ -171,7 +170,8 @@ def _signed(size: int) -> str:
     return f"{'+' if size > 0 else '−'}{format_gib(abs(size))}" if size else "0"
 
 
-def _timeline(cases: Sequence[Explained]):
+def draw_timeline(cases: Sequence[Explained]) -> "Figure":
+    """Bytes alive over program order of one or two cases, peaks marked, limit drawn."""
     from mla_bench.report import plots
 
     largest = max(case.hbm.live_peak_bytes for case in cases) / GIB
@@ -180,7 +180,9 @@ def _timeline(cases: Sequence[Explained]):
     facts = f"{cases[0].name}" + (f" against {cases[1].name}" if len(cases) > 1 else "")
     far = "" if near or not limit else f" · limit {format_gib(limit * GIB)} GiB, far above"
     body = 3.3
-    figure = plots.page(_message(cases), (facts, f"{cases[0].memory} alive over program order{far}"), body)
+    figure = plots.page(
+        timeline_message(cases), (facts, f"{cases[0].memory} alive over program order{far}"), body
+    )
     axes = plots.axes_of(figure, body)
     axes.set(xlim=(0, 1), ylim=(0, max(largest, limit if near else 0) * 1.12))
     axes.set_xticks([0, 1], ["first instruction", "last"])
@@ -203,7 +205,8 @@ def _timeline(cases: Sequence[Explained]):
     return figure
 
 
-def _message(cases: Sequence[Explained]) -> str:
+def timeline_message(cases: Sequence[Explained]) -> str:
+    """The message of `draw_timeline`, its title."""
     if len(cases) == 1:
         kind, size = next(iter(by_kind(cases[0]).items()), ("nothing", 0))
         return f"{_percent(size / (cases[0].hbm.live_peak_bytes or 1))} of the peak is {kind}"

@@ -33,6 +33,11 @@ _INT64_MAX = 2**63 - 1  # the compiler's words can round up to 8 EiB, one more t
 class Row(namedtuple("Row", (*COLUMNS, *DERIVED))):
     """A case beside its native one: plain Python values, None where unknown."""
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Row":
+        """A record by itself, beside no native one."""
+        return cls(*(record.get(name) for name in cls._fields))
+
     @property
     def is_native(self) -> bool:
         """Whether all heads and all rows of a device are worked on at once."""

@@ -4,10 +4,12 @@ Drawn with matplotlib's figures alone, never through pyplot, so that no display 
 """
 
 import gc
+import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; native is black, yellow too pale.
+# Okabe and Ito's palette, which colour-blind readers can tell apart; native is the ink, yellow too pale.
 CHUNK_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("s", "^", "D", "v", "P", "*", "h")
 PART_COLOURS = {
@@ -34,8 +36,32 @@ PART_COLOURS = {
     "fragmentation": "#999999",
     "not broken down": "#CCCCCC",
 }
-INK, FAINT, GRID, ALARM = "#1A1A1A", "#666666", "#E6E6E6", "#B22222"
-STYLE: dict[Any, Any] = {"font.family": "DejaVu Sans", "font.size": 9, "text.usetex": False}
+# Names of colours that are others on a light page than on a dark one; `themed` says which.
+INK, FAINT, GRID, ALARM = "page ink", "page faint", "page grid", "page alarm"
+PAPER, STARVED = "page paper", "page starved"
+LIGHT = {
+    INK: "#1a1a1a",
+    FAINT: "#666666",
+    GRID: "#e6e6e6",
+    ALARM: "#b22222",
+    PAPER: "#ffffff",
+    STARVED: "#fbeded",
+}
+DARK = {
+    INK: "#e6edf3",
+    FAINT: "#9da7b1",
+    GRID: "#30363d",
+    ALARM: "#ff7b72",
+    PAPER: "#0d1117",
+    STARVED: "#2d1618",
+}
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.usetex": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mla-bench",  # the same picture is the same file
+}
 
 DPI = 200
 WIDTH, LEFT, RIGHT, BOTTOM = 8.0, 0.85, 1.75, 0.6  # inches
@@ -70,12 +96,68 @@ def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
 
 def save(draw: Callable[[], "Figure"], path: Path) -> None:
     """Writes the picture that `draw` makes as PNG to `path`, whose folder need not exist."""
-    import matplotlib as mpl
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
+    with themed(LIGHT):
         draw().savefig(path, format="png")
     gc.collect()  # a figure holds itself, and a wide sweep has many
+
+
+def save_all(draw: Callable[[], "Figure"], path: Path) -> None:
+    """Writes the picture thrice: PNG to `path`, a dark one beside it, and SVG that is either by itself."""
+    save(draw, path)
+    with themed(DARK):
+        draw().savefig(dark_of(path), format="png")
+    path.with_suffix(".svg").write_text(svg(draw), encoding="utf-8")
+
+
+def dark_of(path: Path) -> Path:
+    """Where the picture for a dark page lies."""
+    return path.with_stem(f"{path.stem}-dark")
+
+
+def svg(draw: Callable[[], "Figure"]) -> str:
+    """The picture as SVG, in the colours of a light page or, where the reader prefers it, of a dark one."""
+    from matplotlib.text import Text
+
+    written = io.StringIO()
+    with themed(LIGHT):
+        figure = draw()
+        for words in figure.findobj(Text):
+            words.set_path_effects([])  # which would turn them into outlines; the rule below stands in
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    gc.collect()
+    text = written.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+    for name, colour in LIGHT.items():
+        text = re.sub(colour, _variable(name), text, flags=re.IGNORECASE)
+    dark = "; ".join(f"--{name.replace(' ', '-')}: {colour}" for name, colour in DARK.items())
+    halo = f"paint-order: stroke; stroke: {_variable(PAPER)}; stroke-width: 2px; stroke-linejoin: round"
+    rules = f"text {{ {halo} }} @media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}"
+    return text.replace("<defs>", f"<style>{rules}</style>\n <defs>", 1)
+
+
+def _variable(name: str) -> str:
+    """A named colour in a style sheet: that of a light page where nothing else is said."""
+    return f"var(--{name.replace(' ', '-')}, {LIGHT[name]})"
+
+
+@contextmanager
+def themed(theme: Mapping[str, str]) -> Iterator[None]:
+    """Gives the names of colours their values while a picture is drawn and saved."""
+    import matplotlib as mpl
+
+    _name_colours(theme)
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    papers = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+    colours = dict.fromkeys(names, theme[INK]) | dict.fromkeys(papers, theme[PAPER])
+    with mpl.rc_context(STYLE | colours):
+        yield
+
+
+def _name_colours(theme: Mapping[str, str]) -> None:
+    from matplotlib.colors import get_named_colors_mapping
+
+    for name, colour in theme.items():
+        get_named_colors_mapping()[name] = colour  # its own `update` would leave old values in its cache
 
 
 def planned(group: Group) -> list[Plot]:
@@ -230,7 +312,7 @@ def _draw_limit(axes: "Axes", group: Group) -> None:
 def _draw_starved(strip: "Axes", axes: "Axes", group: Group, looks: dict[int, tuple[str, str]]) -> None:
     """Cases out of memory: above the scale, since they have no total; a line a chunk, named."""
     starved = _starved(group)
-    strip.set(xscale="log", xlim=axes.get_xlim(), ylim=(len(starved) - 0.5, -0.5), facecolor="#FBEDED")
+    strip.set(xscale="log", xlim=axes.get_xlim(), ylim=(len(starved) - 0.5, -0.5), facecolor=STARVED)
     strip.set_xticks([], minor=True)
     strip.set_xticks([])
     strip.set_yticks([])
@@ -274,13 +356,16 @@ def plain_number(size: float, _: float) -> str:
 
 def page(message: str, lines: Iterable[str], body: float) -> "Figure":
     """An empty page with its heading; `body` is the height in inches that is left to axes."""
+    from matplotlib.colors import get_named_colors_mapping
     from matplotlib.figure import Figure
 
+    if INK not in get_named_colors_mapping():
+        _name_colours(LIGHT)
     bold = textwrap.wrap(message, 72)
     small = [part for line in lines for part in textwrap.wrap(line.replace(" GiB", "\u00a0GiB"), 112)]
     head = 0.35 + 0.24 * len(bold) + 0.17 * len(small)
     height = BOTTOM + body + head
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor=PAPER)
     top = height - 0.15
     for text, step, look in (
         *((text, 0.24, {"fontsize": 12, "fontweight": "bold"}) for text in bold),
@@ -305,7 +390,7 @@ def label(axes: "Axes", place: tuple[float, float], text: str, *, rise: float = 
     """Write `text` to the right of a place, `rise` points above it, readable on top of lines."""
     from matplotlib.patheffects import withStroke
 
-    halo = [withStroke(linewidth=2.5, foreground="white")]
+    halo = [withStroke(linewidth=2.5, foreground=PAPER)]
     axes.annotate(
         text, place, (7, rise), textcoords="offset points", va="center", path_effects=halo, zorder=5, **look
     )

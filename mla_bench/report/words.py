@@ -166,6 +166,11 @@ def step_change(native: Row | None, row: Row) -> str:
     return f"{row.step_time_s / native.step_time_s - 1:+.0%}".replace("-", "−")
 
 
+def step_heading(sources: str) -> str:
+    """A column of step times, with its unit and where they come from."""
+    return f"step ms ({sources})" if sources else "step ms"
+
+
 def time_source(source: str) -> str:
     """Where a step time comes from, in a sentence."""
     return "the compiler's estimate" if source == ESTIMATE else source
@@ -210,7 +215,7 @@ def _blocks(members: Sequence[Group]) -> Iterator[str]:
             if _is_alike(before, after):
                 changed = times(before.hbm_total_bytes / after.hbm_total_bytes).replace("× more", "× MORE")
                 yield (
-                    f"{variant(after)} of {_place(after)} needs {changed} HBM than {variant(before)} alone "
+                    f"{variant(after)} of {place_of(after)} needs {changed} HBM than {variant(before)} alone "
                     f"({_difference(before, after)})"
                 )
 
@@ -235,7 +240,7 @@ def _increases(members: Sequence[Group]) -> list[str]:
 
 
 def _one_way(members: Sequence[Group]) -> list[str]:
-    return [f"{_place(native)}: {line}" for group in members for native, line in _fits_only(group)]
+    return [f"{place_of(native)}: {line}" for group in members for native, line in _fits_only(group)]
 
 
 def _fits_only(group: Group) -> Iterator[tuple[Row, str]]:
@@ -320,10 +325,11 @@ def _ceiling(row: Row) -> str:
 
 
 def _needs(row: Row) -> str:
-    return f"{variant(row)} of {_place(row)} needs {times(row.hbm_ratio)} HBM than native"
+    return f"{variant(row)} of {place_of(row)} needs {times(row.hbm_ratio)} HBM than native"
 
 
-def _place(row: Row) -> str:
+def place_of(row: Row) -> str:
+    """Where a case stands: workload, length, target, and what is not at its default."""
     return f"{row.workload} at {format_size(row.seq_len)} on {_where(row)}"
 
 
@@ -334,12 +340,14 @@ def _where(row: Row) -> str:
 
 def _difference(one: Row, other: Row) -> str:
     """What HBM and time of one case become in another."""
-    before, after = one.hbm_total_bytes, other.hbm_total_bytes
-    sign = "+" if after > before else "−"
-    # Of the figures as they are shown, so that a reader's own subtraction agrees.
-    shown = format_gib(before), format_gib(after)
-    sizes = f"{' → '.join(shown)} GiB, {sign}{abs(Decimal(shown[1]) - Decimal(shown[0]))} GiB"
-    return "; ".join(filter(None, (sizes, _step_difference(one, other))))
+    return "; ".join(filter(None, (size_difference(one, other), _step_difference(one, other))))
+
+
+def size_difference(one: Row, other: Row) -> str:
+    """Two HBM totals and their difference, of the figures as shown, so that a reader's subtraction agrees."""
+    shown = [format_gib(row.hbm_total_bytes) for row in (one, other)]
+    sign = "+" if other.hbm_total_bytes > one.hbm_total_bytes else "−"
+    return f"{' → '.join(shown)} GiB, {sign}{abs(Decimal(shown[1]) - Decimal(shown[0]))} GiB"
 
 
 def _step_difference(before: Row, row: Row) -> str:
