@@ -14,7 +14,7 @@ from mla_bench.report.parity import failures, narrowed, parity_line
 from mla_bench.report.words import short_variant
 from mla_bench.runs import Run
 from mla_bench.units import format_gib, format_size
-from mla_bench.verdict import by_variant
+from mla_bench.verdict import by_variant, variant_key
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def write_report(run: Run, against: Run | None, form: str, out: Path | None) -> 
     pair = _explained(run, last, comparison)
     parity = [*narrowed(checked), f"{parity_line(checked)}.", *failures(checked)] if checked else []
     unknown = f"not run, so whether it is the same mathematics is unknown: mla-bench parity --run {last.path}"
-    evidence = gather(comparison, parity or [unknown], by_variant(checked), _buffers(pair) if pair else None)
+    evidence = gather(comparison, parity or [unknown], _buffers(pair) if pair else None)
     path = out or last.path / f"report.{form}"
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def write_report(run: Run, against: Run | None, form: str, out: Path | None) -> 
 
 
 def side_of(run: Run) -> Side:
-    """A run as one side of a comparison.
+    """A run as one side of a comparison, each record with what parity says of it.
 
     Raises:
       MlaBenchError: it cannot be read, or no case of it has ended.
@@ -64,7 +64,9 @@ def side_of(run: Run) -> Side:
     records = run.records()
     if not records:
         raise MlaBenchError(f"{run.path} has no records: none of its cases has ended")
-    return Side.of(str(run.path), records, run.manifest())
+    found = by_variant(run.parity())
+    known = [record | {"parity": found.get(variant_key(record))} for record in records]
+    return Side.of(str(run.path), known, run.manifest())
 
 
 def _explained(before: Run, after: Run, comparison: Comparison) -> tuple[Explained, Explained] | None:

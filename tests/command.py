@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 TINY = Path(__file__).parent / "data" / "tiny.toml"
@@ -59,6 +62,19 @@ def one_line(process, code=2):
     if code == 2:
         assert process.stdout == ""
     return process.stderr
+
+
+def dumped(address, profile, *flags):
+    """The document that Chromium makes of a page, after its scripts; skips the test without a Chromium."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
+    alone = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
+    command = [browser, *quiet, *alone, f"--user-data-dir={profile}", "--virtual-time-budget=30000"]
+    return subprocess.run(
+        [*command, *flags, "--dump-dom", address], capture_output=True, text=True, timeout=120, check=True
+    )
 
 
 def read_records(run):

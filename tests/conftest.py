@@ -21,3 +21,6 @@ def pytest_configure(config):
         os.environ["MLA_BENCH_CACHE"] = folder.name
         os.environ["MLA_BENCH_TIME_BUDGET"] = "0"  # what is about timed steps asks for them
         config.add_cleanup(folder.cleanup)
+
+
+from records import make, sweep  # noqa: E402, F401 - fixtures of synthetic records

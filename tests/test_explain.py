@@ -5,13 +5,12 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import urllib.request
 from contextlib import contextmanager
 from urllib.parse import urlencode
 
 import pytest
-from command import mla_bench, one_line, records_of, started
+from command import dumped, mla_bench, one_line, records_of, started
 
 from mla_bench.explain import by_kind, choose_case, compare, kind_of, read_case, sentence
 from mla_bench.measure.buffers import HBM_SPACE, ONCHIP_SPACE, Buffer, memory_view, memory_views
@@ -230,29 +229,12 @@ def test_xprofs_server_shows_what_the_record_says(run):
 
 
 def test_the_page_shows_the_module(run, tmp_path):
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("no Chromium on this machine")
     record = records_of(run)["indexer-loss", "train", 8192, 8]
     module = Run(run).profile_of(record["case_id"]).name.removesuffix(".hlo_proto.pb")
     with viewed(run) as (_, address, fetch):
         (shown,) = json.loads(fetch("runs"))
         asked = urlencode({"run": shown, "tag": "memory_viewer", "host": "compiled", "module_name": module})
-        page = subprocess.run(
-            [
-                browser,
-                *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-                *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-                f"--user-data-dir={tmp_path}",
-                "--virtual-time-budget=30000",
-                "--dump-dom",
-                f"{address}data/plugin/profile/memory_viewer?{asked}",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
+        page = dumped(f"{address}data/plugin/profile/memory_viewer?{asked}", tmp_path).stdout
     assert f"Module Name: {module}" in page
     shown = re.search(r"Peak memory allocation: ([\d.]+) MiB, ([\d.]+) MiB \(with fragmentation\)", page)
     assert shown

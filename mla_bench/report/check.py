@@ -68,7 +68,7 @@ def _well(check: Check) -> Iterator[str]:
         yield f"HBM {same} in {_count(len(even), len(check.compared))} compared{by}."
     better = [pair for pair in rest if pair.outcome in BETTER]
     if better:
-        names = _names([f"{pair.after['case_id']} ({Line(pair, '').change})" for pair in better])
+        names = _names([f"{pair.after['case_id']} ({Line(pair).change})" for pair in better])
         yield f"Better: {names}. Hold on to it with mla-bench check --write."
     unfair = [pair for pair in check.compared if pair.unfair]
     if unfair:
@@ -144,7 +144,7 @@ def annotations(check: Check, workspace: Path | None) -> Iterator[str]:
 
 def _growths(check: Check, workspace: Path | None) -> Iterator[str]:
     for growth in check.grew:
-        line = Line(growth.pair, "")
+        line = Line(growth.pair)
         increase = growth.pair.increase
         title = f"HBM {line.change}" if increase is None else f"HBM grew {signed_percent(increase)}"
         place = _place(growth, workspace) | {"title": title}
@@ -162,7 +162,7 @@ def _place(growth: Growth, workspace: Path | None) -> dict[str, str]:
 
 
 def _cells(pair: Pair) -> tuple[str, ...]:
-    line = Line(pair, "")
+    line = Line(pair)
     return (
         pair.after["case_id"],
         line.hbm,

@@ -27,7 +27,6 @@ from mla_bench.report.frame import UNFAIR, Row
 from mla_bench.report.words import (
     STEP_WORDS,
     details,
-    place_of,
     short_variant,
     size_difference,
     time_source,
@@ -36,7 +35,7 @@ from mla_bench.report.words import (
 )
 from mla_bench.text import one_line
 from mla_bench.units import format_gib, format_ms, format_size
-from mla_bench.verdict import FAIL, variant_key
+from mla_bench.verdict import FAIL
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -54,7 +53,6 @@ class Line:
     """A pair as a row of a table: text, and the numbers that it is sorted by."""
 
     pair: Pair
-    parity: str
 
     @cached_property
     def before(self) -> Row:
@@ -65,6 +63,11 @@ class Line:
     def after(self) -> Row:
         """The case after."""
         return Row.of(self.pair.after)
+
+    @property
+    def parity(self) -> str:
+        """What parity says of the case after, or that it was not run."""
+        return self.pair.after.get("parity") or "not run"
 
     @property
     def is_worse(self) -> bool:
@@ -195,7 +198,6 @@ class Evidence:
 def gather(
     comparison: Comparison,
     parity: Sequence[str],
-    statuses: dict[tuple, str],
     buffers: Buffers | None = None,
 ) -> Evidence:
     """What a report says of `comparison`.
@@ -203,10 +205,9 @@ def gather(
     Args:
       comparison: the pairs.
       parity: what is known of the variants' parity, each a sentence.
-      statuses: the same by `verdict.variant_key`.
       buffers: why the headline's total changed.
     """
-    lines = tuple(Line(pair, statuses.get(variant_key(pair.after), "not run")) for pair in comparison.pairs)
+    lines = tuple(map(Line, comparison.pairs))
     sources = dict.fromkeys(
         STEP_WORDS[source]
         for line in lines
@@ -319,10 +320,10 @@ def _result(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, str]:
 def _subject(line: Line, comparison: Comparison) -> str:
     """The case, as the subject of a sentence."""
     row = line.after
-    place = f"{place_of(row)} ({row.mode})"
+    what = ", ".join((row.mode, *([row.mesh] if row.mesh else []), *details(row)))
+    place = f"{row.workload} at {format_size(row.seq_len)} on {row.target} ({what})"
     if comparison.is_within or row.head_chunk or row.q_block:
-        cut = variant(row)
-        return f"{cut[0].upper()}{cut[1:]} of {place}"
+        place = f"{variant(row)} of {place}"
     return f"{place[0].upper()}{place[1:]}"
 
 

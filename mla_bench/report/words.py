@@ -215,7 +215,7 @@ def _blocks(members: Sequence[Group]) -> Iterator[str]:
             if _is_alike(before, after):
                 changed = times(before.hbm_total_bytes / after.hbm_total_bytes).replace("× more", "× MORE")
                 yield (
-                    f"{variant(after)} of {place_of(after)} needs {changed} HBM than {variant(before)} alone "
+                    f"{variant(after)} of {_place(after)} needs {changed} HBM than {variant(before)} alone "
                     f"({_difference(before, after)})"
                 )
 
@@ -240,7 +240,7 @@ def _increases(members: Sequence[Group]) -> list[str]:
 
 
 def _one_way(members: Sequence[Group]) -> list[str]:
-    return [f"{place_of(native)}: {line}" for group in members for native, line in _fits_only(group)]
+    return [f"{_place(native)}: {line}" for group in members for native, line in _fits_only(group)]
 
 
 def _fits_only(group: Group) -> Iterator[tuple[Row, str]]:
@@ -325,11 +325,10 @@ def _ceiling(row: Row) -> str:
 
 
 def _needs(row: Row) -> str:
-    return f"{variant(row)} of {place_of(row)} needs {times(row.hbm_ratio)} HBM than native"
+    return f"{variant(row)} of {_place(row)} needs {times(row.hbm_ratio)} HBM than native"
 
 
-def place_of(row: Row) -> str:
-    """Where a case stands: workload, length, target, and what is not at its default."""
+def _place(row: Row) -> str:
     return f"{row.workload} at {format_size(row.seq_len)} on {_where(row)}"
 
 

@@ -1,5 +1,7 @@
 """Synthetic records with realistic figures, and a sweep that holds every kind of case."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from mla_bench.case import Case
 from mla_bench.models import MODELS
 from mla_bench.record import Record
+from mla_bench.scenario import Scenario, plain
 from mla_bench.targets.chips import CHIPS
 from mla_bench.units import GIB, MIB
 
@@ -121,6 +124,24 @@ def blocked() -> list[dict]:
     ] + [oom(case(seq_len=16384)), oom(case(seq_len=16384, q_block=256))]
 
 
+def run(path: Path, records: list[dict], models=("deepseek-v3.2",), **manifest) -> Path:
+    """A run directory at `path` that holds these records, as a sweep leaves it."""
+    path.mkdir(parents=True)
+    said = {
+        "schema": 2,
+        "command": ["mla-bench", "sweep", "--out", str(path)],
+        "versions": {"python": "3.11.7", "mla-bench": "0.1.0"} | VERSIONS,
+        "compiler_flags": {},
+        "git": "0123456789ab",
+        "host": {"system": "Linux", "machine": "x86_64", "cores": 2},
+        "scenario": {"model": [plain(Scenario(model=(MODELS[name],)))["model"][0] for name in models]},
+        "cases": [record["case_id"] for record in records],
+    }
+    (path / "run.json").write_text(json.dumps(said | manifest))
+    (path / "records.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return path
+
+
 @pytest.fixture(scope="session")
 def make() -> SimpleNamespace:
     """The makers of records above."""
@@ -135,6 +156,7 @@ def make() -> SimpleNamespace:
         unfair=unfair,
         on_host=on_host,
         blocked=blocked,
+        run=run,
     )
 
 
