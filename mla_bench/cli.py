@@ -370,8 +370,8 @@ def parity(
         for case, row in check_parity(cases, tolerance):
             checked.append((case, row))
             ended(case.case_id, row.status, f"{case.case_id}: {row.status}", True)
-    for table in parity_tables(checked):
-        console.print(table)
+    for part in parity_tables(checked):
+        console.print(part)
     for sentence in verdict(checked):
         console.print(sentence)
     if kept:

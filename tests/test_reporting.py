@@ -165,7 +165,7 @@ def test_parity_stands_beside_the_bytes(make, tmp_path):
     text = " ".join(mla_bench("report", run).stdout.split())
     assert "| pass |" in text
     assert (
-        "**Parity**: 2 of 2 variants pass in float32, against a float64 reference; largest error of an "
+        "**Parity**: 2 of 2 checks pass in float32, against a float64 reference; largest error of an "
         "output's norm: float32 3.0e-07 (native 2.0e-07)." in text
     )
 

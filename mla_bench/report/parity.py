@@ -12,11 +12,11 @@ from mla_bench.units import format_size
 from mla_bench.verdict import FAIL, NOT_COMPARED, REFERENCE, Checked, OutputParity, ParityRow
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
-def parity_tables(checked: Checked) -> Iterator["Table"]:
-    """A table a workload, mode and dtype; in it a row an output of a variant, all gradients in one.
+def parity_tables(checked: Checked) -> Iterator["RenderableType"]:
+    """A table a workload, mode and dtype, under its name: a row an output of a variant, all gradients in one.
 
     An error is relative to the output's norm, beside it native's own and the largest of one element. Of a
     selection the share of rows with the expected set, and the overlap of the sets.
@@ -29,9 +29,8 @@ def parity_tables(checked: Checked) -> Iterator["Table"]:
         headings = ["variant", "output", "error", "native's", "largest"]
         headings += ["same\nrows", "overlap"] if selects else []
         cells = [line for case, row in group for line in _lines(case, row, selects)]
-        table = plain_table(*headings, "", rows=cells)
-        table.title = Text(title, "table.title")
-        yield table
+        yield Text(title, "bold")
+        yield plain_table(*headings, "", rows=cells)
 
 
 def verdict(checked: Checked) -> list[str]:
@@ -70,7 +69,7 @@ def parity_line(checked: Checked) -> str:
     dtypes = " and ".join(dict.fromkeys(case.dtype for case, _ in checked))
     against = " and ".join(sorted({f"a {row.against}" for row in rows if row.against}))
     passed = sum(row.passed for row in rows)
-    said = f"{passed} of {len(rows)} variants pass in {dtypes}, against {against or 'nothing'}"
+    said = f"{passed} of {len(rows)} checks pass in {dtypes}, against {against or 'nothing'}"
     worst = [
         f"{case.dtype} {_error(row.worst.error)} (native {_error(row.worst.native_error)})"
         for case, row in _worst_of_each_dtype(checked)
