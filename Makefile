@@ -27,9 +27,11 @@ ATLAS = indexer indexer-loss mla mesh
 
 atlas: $(READY)  ## the reference atlas in results/atlas: hours on two cores; called again, it goes on
 	for part in $(ATLAS); do \
-	  begun=$$(test -e results/atlas/$$part/run.json && echo --resume); \
-	  $(BIN)/mla-bench sweep scenarios/atlas/$$part.toml --out results/atlas/$$part $$begun || exit; \
+	  run=results/atlas/$$part; begun=$$(test -e $$run/run.json && echo --resume); \
+	  $(BIN)/mla-bench sweep scenarios/atlas/$$part.toml --out $$run $$begun && \
+	  $(BIN)/mla-bench parity --run $$run && $(BIN)/mla-bench report $$run >/dev/null || exit; \
 	done
+	$(BIN)/python tests/atlas.py
 
 clean:
 	rm -rf .venv .venv-*
