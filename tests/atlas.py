@@ -23,7 +23,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def table(records: Records) -> str:
-    """A row a target and variant, a column a length: GiB of HBM · ms of a step, by the compiler's estimate."""
+    """A row a target and variant, a column a length: GiB of HBM · ms of a step, the compiler's estimate."""
     lengths = sorted({record["seq_len"] for record in records})
     found = {(*_row(record), record["seq_len"]): _cell(record) for record in records}
     lines = [gfm(("target", "variant", *map(format_size, lengths)))]

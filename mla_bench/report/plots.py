@@ -80,7 +80,7 @@ class Plot:
 
 
 def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
-    """Draw every picture that `frame` has the figures for into `directory`, as PNG.
+    """Draw every picture that `frame` has the figures for into `directory`, as PNG and as SVG; the PNGs.
 
     A group with HBM totals gets one over sequence length and one of the total's parts; a group of the
     CPU compiler one of host memory, named so; a group without figures none.
@@ -89,7 +89,9 @@ def write_plots(frame: "DataFrame", directory: Path) -> list[Path]:
     gc.freeze()  # what is there by now need not be looked through at each figure
     for plot in (plot for group in groups(rows_of(frame)) for plot in planned(group)):
         paths.append(directory / plot.name)
-        save(partial(plot.draw, plot.group, plot.title), paths[-1])
+        draw = partial(plot.draw, plot.group, plot.title)
+        save(draw, paths[-1])
+        paths[-1].with_suffix(".svg").write_text(svg(draw), encoding="utf-8")
     gc.unfreeze()
     return paths
 

@@ -206,8 +206,9 @@ def test_pictures_are_written_headless_whatever_the_backend_and_without_jax(swee
     kept = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     environment = kept | {"MPLBACKEND": "TkAgg", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
-    pictures = list((tmp_path / "plots").iterdir())
+    pictures = list((tmp_path / "plots").glob("*.png"))
     assert len(pictures) == 4
+    assert all(picture.with_suffix(".svg").stat().st_size for picture in pictures)
     assert all(picture.read_bytes().startswith(PNG) for picture in pictures)
 
 
