@@ -100,7 +100,7 @@ def test_the_run_holds_what_its_last_line_says(scores):
     assert list(frame.head_chunk) == [0, 1, 4]
     assert frame.hbm_total_bytes.isna().all()
     assert "host memory" in (out / "summary.md").read_text()
-    assert [path.suffix for path in (out / "plots").iterdir()] == [".png"]
+    assert sorted(path.suffix for path in (out / "plots").iterdir()) == [".png", ".svg"]
     manifest = json.loads((out / "run.json").read_text())
     assert "sweep" in manifest["command"]
 
