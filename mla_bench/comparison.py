@@ -59,6 +59,7 @@ class Side:
       git: revision that it was made at, None where unknown.
       command: that made it.
       host: machine that it was made on.
+      planned: cases that it was begun with.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Side:
     git: str | None = None
     command: Sequence[str] = ()
     host: Mapping[str, Any] = field(default_factory=dict)
+    planned: int = 0
 
     @classmethod
     def of(cls, name: str, records: Sequence[Known], manifest: Known) -> "Side":
@@ -82,6 +84,7 @@ class Side:
             git=manifest.get("git"),
             command=manifest.get("command", ()),
             host=manifest.get("host", {}),
+            planned=len(manifest["cases"]),
         )
 
     def seen(self, package: str) -> tuple[str, ...]:

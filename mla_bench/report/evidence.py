@@ -421,6 +421,9 @@ def _remarks(comparison: Comparison, lines: Sequence[Line]) -> Iterator[str]:
         found = [line for line in lines if line.pair.outcome == outcome]
         if found:
             yield f"{words}: {_named(found)}."
+    for side in (comparison.after,) if comparison.is_within else (comparison.before, comparison.after):
+        if len(side.records) < side.planned:
+            yield f"Interrupted: {len(side.records)} of {side.planned} cases of {side.name} ended."
     for side, alone in ((comparison.before, comparison.gone), (comparison.after, comparison.new)):
         if alone:
             yield f"Only in {side.name}: {_ids(alone)}."
