@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 
@@ -267,6 +268,18 @@ def test_parity_of_the_built_in_graphs_passes():
     process = mla_bench("parity", "--model", TINY, "--chunk", "0,2,8", "--workload", "indexer,indexer-loss")
     assert process.returncode == 0, process.stdout + process.stderr
     assert "18 of 18 variants pass, compared with: float64 reference." in process.stdout
+
+
+def test_the_parity_of_a_run_is_kept_for_its_summary_and_report(scores, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(scores[1], run)
+    assert "--chunk does not go with --run" in one_line(mla_bench("parity", "--run", run, "--chunk", "0"))
+    process = mla_bench("parity", "--run", run)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "6 of 6 variants pass" in process.stdout  # in float32 too
+    assert f"Kept in {run / 'parity.json'}" in process.stdout
+    assert pd.read_csv(run / "summary.csv").parity.tolist() == ["pass", "pass", "pass"]
+    assert "| parity |" in (run / "summary.md").read_text()
 
 
 def test_native_can_be_rematerialised_to_tell_the_two_parts_of_a_saving_apart(tmp_path):

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import pytest
 from command import dumped, mla_bench, one_line, records_of, started
 
-from mla_bench.explain import by_kind, choose_case, compare, kind_of, read_case, sentence
+from mla_bench.explain import by_kind, changes_of, choose_case, compare, kind_of, read_case, sentence
 from mla_bench.measure.buffers import HBM_SPACE, ONCHIP_SPACE, Buffer, memory_view, memory_views
 from mla_bench.runs import Run
 from mla_bench.units import MIB
@@ -124,6 +124,19 @@ def test_against_says_why_the_total_falls(run, cases):
     back = sentence(cases[CHUNKED], cases[NATIVE])
     assert back.startswith("HBM total rises from 6.")
     assert "softmax grew by" in back
+
+
+def test_a_line_that_moved_in_its_file_is_the_same_place():
+    one = ("scores", "dot_general", "loss.py:45", "f32")
+    moved, other = (*one[:2], "loss.py:52", "f32"), (*one[:2], "loss.py:60", "f32")
+    (change,) = changes_of({one: ("f32[8]", 32)}, {moved: ("f32[16]", 64)})
+    assert (change.word, change.source, change.difference) == ("bigger", "loss.py:52", 32)
+    # Of two that could be meant, neither is.
+    words = [
+        change.word
+        for change in changes_of({one: ("f32[8]", 32)}, {moved: ("f32[8]", 32), other: ("f32[8]", 8)})
+    ]
+    assert sorted(words) == ["gone", "new", "new"]
 
 
 def test_the_changes_sum_to_the_difference_of_the_peaks(cases):

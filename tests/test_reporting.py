@@ -211,7 +211,7 @@ def test_csv_has_every_pair_in_whole_bytes(two, make, tmp_path):
 def test_a_run_that_has_not_ended_says_so(make, tmp_path):
     records = [make.ok(make.case(), 66.0), make.ok(make.case(head_chunk=8), 6.0)]
     run = make.run(tmp_path / "run", records, cases=[*(record["case_id"] for record in records), "more"])
-    assert "Interrupted: 2 of 3 cases of" in mla_bench("report", run).stdout
+    assert "2 of the 3 cases of" in mla_bench("report", run).stdout
 
 
 def test_nothing_to_compare_is_one_line_and_writes_nothing(make, tmp_path):

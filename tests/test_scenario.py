@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from mla_bench.errors import MlaBenchError
-from mla_bench.scenario import PARITY, Scenario, expand, load_scenario, plain, scenario_of
+from mla_bench.scenario import PARITY, Scenario, expand, load_scenario, parity_of, plain, scenario_of
+from mla_bench.verdict import variant_key
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 
@@ -260,3 +261,17 @@ def test_two_models_of_one_name_are_refused(load, tmp_path):
         )
     with pytest.raises(MlaBenchError, match="different models share a name: tiny, tiny"):
         expand(load('model = ["a/tiny.toml", "b/tiny.toml"]\nworkload = "mla"'))
+
+
+def test_the_variants_of_a_run_are_checked_at_sizes_at_which_a_cpu_can_judge():
+    begun = Scenario().override(
+        mesh=["cp=64", "none"], seq="128k", q_block="0,256,512", target="v5p:4x4x4", xla_options=["x=1"]
+    )
+    tiny = parity_of(begun)
+    assert (tiny.seq, tiny.batch, tiny.target) == (PARITY.seq, PARITY.batch, PARITY.target)
+    assert tiny.q_block == (0, 7)
+    assert tiny.mesh == ((("cp", 2),), ())
+    assert tiny.dtype == ("float32", "bfloat16")
+    assert tiny.chunk == begun.chunk
+    keys = {variant_key(case.axes) for case in expand(begun)}
+    assert keys == {variant_key(case.axes) for case in expand(tiny)}

@@ -9,7 +9,7 @@ from mla_bench.checking import Check, Growth
 from mla_bench.comparison import BETTER, EVEN, FITS_NO_MORE, NEITHER_FITS, Pair
 from mla_bench.errors import NotWrittenError
 from mla_bench.explain import Change
-from mla_bench.report.evidence import Line, signed_percent
+from mla_bench.report.evidence import Line, change_throughout, signed_percent
 from mla_bench.report.frame import Row
 from mla_bench.report.lists import plain_table
 from mla_bench.report.table import escaped, gfm
@@ -26,7 +26,7 @@ _HEADINGS = ("case", "HBM GiB", "change", "%")
 
 def grown(check: Check) -> list[str]:
     """What comes before the table of what grew: cautions, and how many did."""
-    said = list(check.comparison.cautions)
+    said = [*check.comparison.cautions, *filter(None, (change_throughout(check.comparison),))]
     if check.grew:
         bound = f"more than {check.max_increase * 100:.3g}%"
         said.append(f"HBM grew by {bound} in {_count(len(check.grew), len(check.compared))} compared:")

@@ -122,11 +122,14 @@ class Line:
     @property
     def step(self) -> str:
         """Step times before and after, in ms, and the growth."""
-        shown = [
-            format_ms(row.step_time_s) if row.status == "ok" else "" for row in (self.before, self.after)
-        ]
+        rows = self.before, self.after
+        shown = [format_ms(row.step_time_s) if row.status == "ok" else "" for row in rows]
         if not any(shown):
             return ""
+        if all(shown) and self.before.step_time_source != self.after.step_time_source:
+            return " → ".join(
+                f"{cell} {STEP_WORDS[row.step_time_source]}" for cell, row in zip(shown, rows, strict=True)
+            )
         increase = self.pair.step_increase
         grown = "" if increase is None else f" ({signed_percent(increase, 0)})"
         return " → ".join(cell or "–" for cell in shown) + grown
@@ -306,14 +309,17 @@ def _result(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, str]:
             _differences(chosen)
         )
     for outcome, words in ((FITS_NO_MORE, "no longer fits"), (FITS_NOW, "fits now")):
-        for line in lines:
-            if line.pair.outcome == outcome:
-                return f"{_subject(line, comparison)} {words}", f"{line.hbm} GiB"
+        found = [line for line in lines if line.pair.outcome == outcome]
+        if found:
+            line = min(found, key=lambda line: line.after.hbm_total_bytes or 0)
+            return f"{_subject(line, comparison)} {words}", f"{line.hbm} GiB"
     if chosen:
         compared = [line for line in lines if line.pair.ratio is not None]
         most = max(abs(line.pair.increase or 0.0) for line in compared)
-        cases = f"all {len(compared)} cases" if len(compared) > 1 else "the one case"
-        return f"HBM stays as it is in {cases} that compare", f"by at most {most:.2%}"
+        cases = (
+            f"all {len(compared)} cases that compare" if len(compared) > 1 else "the one case that compares"
+        )
+        return f"HBM stays as it is in {cases}", f"within {most:.2%}" if most else "to the byte"
     return "No two totals compare", ", ".join(dict.fromkeys(line.change for line in lines))
 
 
@@ -404,11 +410,7 @@ def _worse(lines: Sequence[Line]) -> Iterator[str]:
 
 def _remarks(comparison: Comparison, lines: Sequence[Line]) -> Iterator[str]:
     if comparison.change:
-        changed = ", ".join(
-            f"{axis.replace('_', ' ')} {one or 'none'} → {other or 'none'}"
-            for axis, (one, other) in comparison.change.items()
-        )
-        yield f"The two runs differ throughout in {changed}."
+        yield change_throughout(comparison)
     for unfair, reason in UNFAIR.items():
         found = [line for line in lines if line.pair.unfair == unfair]
         if found:
@@ -421,12 +423,23 @@ def _remarks(comparison: Comparison, lines: Sequence[Line]) -> Iterator[str]:
         found = [line for line in lines if line.pair.outcome == outcome]
         if found:
             yield f"{words}: {_named(found)}."
+    if any(line.after.host_total_bytes is not None for line in lines):
+        yield "Host memory of the CPU compiler stands in for nothing, and is left to summary.md."
     for side in (comparison.after,) if comparison.is_within else (comparison.before, comparison.after):
         if len(side.records) < side.planned:
-            yield f"Interrupted: {len(side.records)} of {side.planned} cases of {side.name} ended."
+            yield f"{len(side.records)} of the {side.planned} cases of {side.name} have a record."
     for side, alone in ((comparison.before, comparison.gone), (comparison.after, comparison.new)):
         if alone:
             yield f"Only in {side.name}: {_ids(alone)}."
+
+
+def change_throughout(comparison: Comparison) -> str:
+    """What holds one value in all of one side and another in all of the other; empty where nothing does."""
+    changed = ", ".join(
+        f"{axis.replace('_', ' ')} {one or 'none'} → {other or 'none'}"
+        for axis, (one, other) in comparison.change.items()
+    )
+    return f"The two runs differ throughout in {changed}." if changed else ""
 
 
 def _named(lines: Sequence[Line], more: Any = lambda _: "") -> str:

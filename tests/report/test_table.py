@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from mla_bench.report import summary_markdown, terminal_tables, to_frame, write_plots
+from mla_bench.verdict import FAIL, PASS, variant_key
 
 
 def printed(records: list[dict]) -> str:
@@ -247,3 +248,18 @@ def test_q_blocks_have_a_column_within_80(make):
     assert line_of(text, "16k", "256", "0", "OOM")
     assert "on chip" not in text
     assert "on chip MiB" in summary_markdown(to_frame(make.blocked()))
+
+
+def test_parity_stands_beside_the_bytes_or_that_it_was_not_run(make):
+    records = [make.ok(make.case(), 66.0), make.ok(make.case(head_chunk=8), 6.0)]
+    said = summary_markdown(to_frame(records))
+    assert "- Whether the variants compute the same was not checked" in said
+    assert "| parity |" not in said
+    said = summary_markdown(to_frame(records, {variant_key(records[1]): PASS}))
+    assert "not checked" not in said
+    assert "| pass |" in said
+    assert "| not run |" in said
+    said = summary_markdown(to_frame(records, {variant_key(records[1]): FAIL}))
+    assert "≠ parity" in said
+    assert "less HBM" not in said
+    assert "it computes something else: its parity failed" in said
