@@ -95,7 +95,9 @@ def _buffers(pair: tuple[Explained, Explained]) -> Buffers:
         for change in changes
     )
     names = [short_variant(case.record["head_chunk"], case.record["q_block"]) for case in pair]
-    title = f"{format_size(pair[1].record['seq_len'])}, {' → '.join(dict.fromkeys(names))}"
+    record = pair[1].record
+    place = f"{record['mode']} at {format_size(record['seq_len'])} on {record['target']}"
+    title = f"{place}, {' → '.join(dict.fromkeys(names))}"
     return Buffers(title, sentence(*pair), rows)
 
 

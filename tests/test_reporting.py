@@ -7,7 +7,7 @@ import time
 
 import pandas as pd
 import pytest
-from command import mla_bench, one_line
+from command import ROOT, mla_bench, one_line
 from markdown_it import MarkdownIt
 
 from mla_bench.runs import Run
@@ -250,3 +250,10 @@ def test_a_thousand_records_take_seconds(make, tmp_path):
     assert float(seconds) < 3.0, wall
     assert "884 more pairs" in process.stdout
     assert len(process.stdout.splitlines()) <= 60
+
+
+def test_the_readme_shows_a_real_report():
+    report = (ROOT / "results" / "v5p-indexer-loss" / "report.md").read_text().splitlines()
+    shown = [line[2:] for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("> ")]
+    assert len(shown) > 15
+    assert [line for line in shown if line not in report and not line.startswith("![")] == []
