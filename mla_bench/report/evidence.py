@@ -1,5 +1,6 @@
 """What a report says of a comparison, before it is Markdown, a page or a table of all pairs."""
 
+import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SHOWN = 16  # pairs in the table of a report that is read in a minute
+_UNCHANGED = 4  # rank of a line that says that nothing changed
 _NAMED = 4  # cases that a sentence names
 _NOTABLE = 0.05  # growth of a step time that is worth saying
 
@@ -344,31 +346,34 @@ def _differences(line: Line) -> Iterator[str]:
 
 def _sheets(lines: Sequence[Line]) -> tuple[Sheet, ...]:
     """The lines that tell most: of each graph and target in turn the next largest change."""
-    kinds: dict[tuple, list[Line]] = {}
-    for line in lines:
-        kinds.setdefault((line.graph, line.after.target), []).append(line)
-    ranked = [sorted(members, key=_weight) for members in kinds.values()]
-    chosen: list[Line] = []
-    while len(chosen) < SHOWN and any(ranked):
-        chosen += [members.pop(0) for members in ranked if members][: SHOWN - len(chosen)]
-    kept = set(map(id, chosen))
+    ranked = sorted(lines, key=_weight)
+    telling = [line for line in ranked if _weight(line)[0] < _UNCHANGED]
+    rest = [line for line in ranked if _weight(line)[0] == _UNCHANGED]
+    kept = set(map(id, [*_in_turn(telling), *_in_turn(rest)][:SHOWN]))
     sheets: dict[str, list[Line]] = {}
     for line in lines:
         if id(line) in kept:
             sheets.setdefault(line.graph, []).append(line)
-    ordered = {
-        graph: sorted(
-            members, key=lambda line: (line.after.seq_len, line.after.q_block, line.after.head_chunk)
-        )
-        for graph, members in sheets.items()
-    }
-    return tuple(Sheet(graph, tuple(members)) for graph, members in ordered.items())
+
+    def place(line: Line) -> tuple[int, int, int]:
+        return line.after.seq_len, line.after.q_block, line.after.head_chunk
+
+    return tuple(Sheet(graph, tuple(sorted(members, key=place))) for graph, members in sheets.items())
+
+
+def _in_turn(lines: Sequence[Line]) -> Iterator[Line]:
+    """`lines`, one of each graph and target at a time."""
+    kinds: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        kinds.setdefault((line.graph, line.after.target), []).append(line)
+    for turn in itertools.zip_longest(*kinds.values()):
+        yield from (line for line in turn if line is not None)
 
 
 def _weight(line: Line) -> tuple[int, float]:
     """Small for what must be seen: what no longer fits and what grew, then what changed most."""
     outcome, ratio = line.pair.outcome, line.pair.ratio or 1.0
-    rank = {FITS_NO_MORE: 0, FAILS: 1, MORE: 2, FITS_NOW: 3, LESS: 3}.get(outcome, 4)
+    rank = {FITS_NO_MORE: 0, FAILS: 1, MORE: 2, FITS_NOW: 3, LESS: 3}.get(outcome, _UNCHANGED)
     return rank, -max(ratio, 1 / ratio)
 
 
