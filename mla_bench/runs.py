@@ -187,11 +187,12 @@ class Run:
         """
         import msgspec
 
-        found = [{"case": case, "row": row} for case, row in checked]
-        said = {"command": list(command), **_process(), "git": _git_revision(), "checked": found}
+        head = json.dumps({"command": list(command), **_process(), "git": _git_revision()}, indent=1)[:-2]
+        pairs = (msgspec.json.encode({"case": case, "row": row}).decode() for case, row in checked)
+        text = head + ',\n "checked": [\n  ' + ",\n  ".join(pairs) + "\n ]\n}\n"
         with self._reporting("parity is not kept", NotWrittenError):
             part = self.path / "parity.json.part"
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n")
+            part.write_text(text, encoding="utf-8")
             part.replace(self.parity_path)
 
     @property
