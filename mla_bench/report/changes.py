@@ -30,7 +30,7 @@ def draw_changes(sheets: Sequence[Sheet], message: str, than: str, step_source: 
     """
     rows = list(_rows(sheets))
     height = _ROW * len(rows)
-    above = f"hollow: {than} · filled: after · × ran out of memory · HBM of one device"
+    above = f"hollow: {than} · filled: after · ×: out of memory · dotted: the limit · HBM of one device"
     facts = above + (f" · step time: {step_source}" if step_source else "")
     figure = plots.page(message, (facts,), height + 0.1)
     left = figure.add_axes(_box(figure, _NAMES, _HBM, height))
@@ -46,8 +46,15 @@ def _rows(sheets: Sequence[Sheet]) -> Iterator[str | Line]:
     for sheet in sheets:
         targets = dict.fromkeys(line.after.target for line in sheet.lines)
         for target in targets:
-            yield f"{sheet.title} · {target}"
-            yield from (line for line in sheet.lines if line.after.target == target)
+            lines = [line for line in sheet.lines if line.after.target == target]
+            limit = next(filter(None, map(_limit, lines)), None)
+            yield f"{sheet.title} · {target}" + (f", limit {format_gib(limit)} GiB" if limit else "")
+            yield from lines
+
+
+def _limit(line: Line) -> int | None:
+    """HBM bytes that the compiler allows on the chip."""
+    return line.after.hbm_limit_bytes or line.before.hbm_limit_bytes
 
 
 def _box(figure: "Figure", left: float, width: float, height: float) -> tuple[float, float, float, float]:
@@ -71,7 +78,7 @@ def _frame(axes: "Axes", rows: Sequence[str | Line], heading: str, sizes: Sequen
 def _draw_totals(axes: "Axes", rows: Sequence[str | Line]) -> None:
     lines = [row for row in rows if isinstance(row, Line)]
     known = [size for line in lines for row in (line.before, line.after) if (size := row.hbm_total_bytes)]
-    limits = [limit for line in lines if (limit := line.after.hbm_limit_bytes or line.before.hbm_limit_bytes)]
+    limits = [limit for line in lines if (limit := _limit(line))]
     _frame(axes, rows, "HBM total, GiB", [size / GIB for size in (*known, *limits)] or [1.0])
     for place, row in enumerate(rows):
         if isinstance(row, str):
@@ -79,7 +86,7 @@ def _draw_totals(axes: "Axes", rows: Sequence[str | Line]) -> None:
             continue
         name = f"{format_size(row.after.seq_len)}  {row.name}"
         _write(axes, place, name, -6, ha="right")
-        limit = row.after.hbm_limit_bytes or row.before.hbm_limit_bytes
+        limit = _limit(row)
         if limit:
             axes.plot([limit / GIB] * 2, [place - 0.5, place + 0.5], color=FAINT, linestyle=":", linewidth=1)
         ends = [_end(side, limit) for side in (row.before, row.after)]
@@ -90,7 +97,6 @@ def _draw_totals(axes: "Axes", rows: Sequence[str | Line]) -> None:
         words = (f"{format_gib(total)} GiB, " if total else "") + row.change
         furthest = max((end for end in ends if end), default=axes.get_xlim()[1])
         plots.label(axes, (furthest, place), words, color=ALARM if bad else INK, fontsize=8.5)
-    _name_limits(axes, rows)
 
 
 def _write(axes: "Axes", place: int, words: str, left: float, **look: Any) -> None:
@@ -116,19 +122,6 @@ def _dumbbell(
             axes.plot(end, place, color=colour, markersize=6, marker="x", markeredgewidth=2)
         elif end:
             axes.plot(end, place, color=colour, markersize=6, marker="o", markerfacecolor=face)
-
-
-def _name_limits(axes: "Axes", rows: Sequence[str | Line]) -> None:
-    """The limit of each chip by its name, above the first row that has it."""
-    named: dict[str, tuple[int, int]] = {}
-    for place, row in enumerate(rows):
-        if isinstance(row, Line) and (limit := row.after.hbm_limit_bytes or row.before.hbm_limit_bytes):
-            named.setdefault(row.after.target, (place, limit))
-    for target, (place, limit) in named.items():
-        words = f"{target.partition(':')[0]} limit {format_gib(limit)} GiB"
-        where = (limit / GIB, place - 0.5)
-        look = {"color": FAINT, "fontsize": 7.5, "ha": "center", "va": "bottom"}
-        axes.annotate(words, where, (0, 1), textcoords="offset points", **look)
 
 
 def _draw_steps(axes: "Axes", rows: Sequence[str | Line]) -> None:

@@ -29,8 +29,8 @@ def test_it_says_the_result_and_names_every_case_and_limit(drawing):
     assert "Q block 256 with chunk 8 of indexer-loss at" in " ".join(said)
     assert "8k  q 256, chunk 8" in said
     assert "1.50 GiB, 44.0× less" in said
-    assert "v5p limit 95.73 GiB" in said
-    assert "v6e limit 31.24 GiB" in said
+    assert "indexer-loss · train · deepseek-v3.2 · v5p, limit 95.73 GiB" in said
+    assert "indexer-loss · train · deepseek-v3.2 · v6e, limit 31.24 GiB" in said
     assert {"HBM total, GiB", "step time, ms"} <= set(said)
     assert any(line.startswith("hollow: native · filled: after") for line in said)
 
