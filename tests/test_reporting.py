@@ -247,8 +247,8 @@ def test_a_thousand_records_take_seconds(make, tmp_path):
         times.append(float(seconds))
         assert has_jax == "False"
         assert "884 more pairs" in process.stdout
+        assert len(process.stdout.splitlines()) <= 60
     assert min(times) < 3.0
-    assert len(process.stdout.splitlines()) <= 60
 
 
 def test_the_readme_shows_a_real_report():
