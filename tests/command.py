@@ -1,5 +1,6 @@
 """The command line as a process, as a person or a pipe runs it."""
 
+import io
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,23 @@ def mla_bench(*arguments, **variables: str):
         timeout=300,
         check=False,
     )
+
+
+def inside(*arguments, **variables: str):
+    """The same within this process, for what many tests ask and no process of its own would change."""
+    from mla_bench.cli import main
+
+    said, complained = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["mla-bench", *map(str, arguments)])
+        for name, value in ({"COLUMNS": "80"} | variables).items():
+            patch.setenv(name, value)
+        with redirect_stdout(said), redirect_stderr(complained):
+            try:
+                code = main() or 0
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+    return subprocess.CompletedProcess(arguments, code, said.getvalue(), complained.getvalue())
 
 
 @contextmanager

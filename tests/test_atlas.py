@@ -13,7 +13,7 @@ from mla_bench.engine.sweep import Sweep
 from mla_bench.scenario import expand, load_scenario
 from mla_bench.versions import VERSIONS, installed_version
 
-QUICK_S = 20.0  # compile time, as recorded, of a cell that a test can afford
+QUICK_S = 15.0  # compile time, as recorded, of a cell that a test can afford
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import ROOT, TINY, mla_bench, one_line, read_records
+from command import ROOT, TINY, inside, mla_bench, one_line, read_records
 
 FLAGS = ("--model", TINY, "--workload", "indexer-loss", "--mode", "train", "--seq", "256", "--chunk", "2")
 
@@ -43,13 +43,13 @@ def swept(tmp_path_factory):
         impl = ("--impl", f"{folder / 'graph.py'}:build", "--no-cache", "--quiet")
         process = mla_bench("sweep", *FLAGS, *impl, "--out", folder / name)
         assert process.returncode == 0, process.stdout + process.stderr
-    process = mla_bench("check", "--write", folder / "base.json", folder / "base")
+    process = inside("check", "--write", folder / "base.json", folder / "base")
     assert process.returncode == 0, process.stderr
     return folder
 
 
 def test_the_same_inputs_give_equal_totals(swept):
-    process = mla_bench("check", swept / "base.json", swept / "again", "--max-increase", "0%")
+    process = inside("check", swept / "base.json", swept / "again", "--max-increase", "0%")
     assert process.returncode == 0, process.stdout
     assert process.stdout == "HBM stays as it is in 1 of 1 case compared.\n"
     base, again = (
@@ -74,7 +74,7 @@ def test_a_planted_copy_is_caught_and_named(swept, tmp_path):
 
 
 def test_without_a_github_runner_there_are_no_annotations(swept):
-    process = mla_bench("check", swept / "base", swept / "planted", GITHUB_ACTIONS="")
+    process = inside("check", swept / "base", swept / "planted", GITHUB_ACTIONS="")
     assert process.returncode == 1
     assert "::error" not in process.stdout
     assert "graph.py:13" in process.stdout  # of a run as baseline, by its own profiles
@@ -95,9 +95,9 @@ def checked(make, tmp_path):
     def check(before, after, *flags, **manifest):
         base = make.run(tmp_path / "base", before)
         new = make.run(tmp_path / "new", after, **manifest)
-        process = mla_bench("check", "--write", tmp_path / "base.json", base)
+        process = inside("check", "--write", tmp_path / "base.json", base)
         assert process.returncode == 0, process.stderr
-        return mla_bench("check", tmp_path / "base.json", new, *flags)
+        return inside("check", tmp_path / "base.json", new, *flags)
 
     return check
 
@@ -115,9 +115,7 @@ def test_growth_fails_by_the_bound_that_was_given(make, checked, tmp_path):
     assert process.returncode == 1
     assert "10.00 → 10.30" in process.stdout
     assert "which buffers is not known" in " ".join(process.stdout.split())
-    assert (
-        mla_bench("check", tmp_path / "base.json", tmp_path / "new", "--max-increase", "5%").returncode == 0
-    )
+    assert inside("check", tmp_path / "base.json", tmp_path / "new", "--max-increase", "5%").returncode == 0
 
 
 def test_what_no_longer_fits_is_a_regression_and_the_reverse_is_none(make, checked, tmp_path):
@@ -129,7 +127,7 @@ def test_what_no_longer_fits_is_a_regression_and_the_reverse_is_none(make, check
     assert "NO LONGER FITS" in words
     assert "81.01 GiB needed, 31.24 GiB allowed; not a total" in words
     make.run(tmp_path / "bad", [make.oom(case)])
-    process = mla_bench("check", tmp_path / "bad", tmp_path / "base")
+    process = inside("check", tmp_path / "bad", tmp_path / "base")
     assert process.returncode == 0
     assert "Better: deepseek-v3.2/indexer-loss/train/8k/v6e (now fits)" in " ".join(process.stdout.split())
 
@@ -152,11 +150,11 @@ def test_what_could_not_run_has_a_code_of_its_own(make, checked, tmp_path):
     assert process.returncode == 3
     assert "error, INVALID_ARGUMENT: x." in " ".join(process.stdout.split())
     make.run(tmp_path / "less", before[:1])
-    process = mla_bench("check", tmp_path / "base.json", tmp_path / "less")
+    process = inside("check", tmp_path / "base.json", tmp_path / "less")
     assert process.returncode == 3
     assert "Could not check 1 of 2 cases of the baseline" in process.stdout
     make.run(tmp_path / "both", [make.ok(cases[0], 9.0), make.failed(cases[1], "crashed")])
-    assert mla_bench("check", tmp_path / "base.json", tmp_path / "both").returncode == 1
+    assert inside("check", tmp_path / "base.json", tmp_path / "both").returncode == 1
 
 
 def test_nothing_in_common_is_neither_a_pass_nor_a_regression(make, checked, tmp_path):
@@ -164,7 +162,7 @@ def test_nothing_in_common_is_neither_a_pass_nor_a_regression(make, checked, tmp
     process = checked([make.ok(make.case(), 6.0)], [make.ok(make.case("mla", seq_len=4096), 6.0)])
     assert "have no case in common" in one_line(process)
     make.run(tmp_path / "host", [make.host(make.case(target="local"), 1.0)])
-    assert "has an HBM total in both" in one_line(mla_bench("check", tmp_path / "host", tmp_path / "host"))
+    assert "has an HBM total in both" in one_line(inside("check", tmp_path / "host", tmp_path / "host"))
 
 
 def test_another_compiler_is_refused_unless_told(make, checked, tmp_path):
@@ -172,11 +170,11 @@ def test_another_compiler_is_refused_unless_told(make, checked, tmp_path):
     case = make.case()
     process = checked([make.ok(case, 15.0)], [make.ok(case, 54.0, libtpu="0.0.50.1")], versions={})
     assert "libtpu (0.0.42.1 → 0.0.50.1): differences are not attributable to the code" in one_line(process)
-    process = mla_bench("check", tmp_path / "base.json", tmp_path / "new", "--across-versions")
+    process = inside("check", tmp_path / "base.json", tmp_path / "new", "--across-versions")
     assert process.returncode == 1
     assert process.stdout.startswith("The two runs differ in ")
     make.run(tmp_path / "sum", [make.ok(case, 15.0, hbm_source="memory_analysis")])
-    assert "mean different things" in one_line(mla_bench("check", tmp_path / "base.json", tmp_path / "sum"))
+    assert "mean different things" in one_line(inside("check", tmp_path / "base.json", tmp_path / "sum"))
 
 
 @pytest.mark.parametrize(
@@ -193,14 +191,14 @@ def test_bad_bounds_are_one_line(make, checked, flags, words):
 def test_a_bad_baseline_is_one_line(make, tmp_path):
     run = make.run(tmp_path / "run", [make.failed(make.case(), "crashed", "SIGKILL")])
     assert "is no baseline: deepseek-v3.2/indexer-loss/train/8k/v5p failed; finish it" in one_line(
-        mla_bench("check", "--write", tmp_path / "base.json", run)
+        inside("check", "--write", tmp_path / "base.json", run)
     )
     assert not (tmp_path / "base.json").exists()
     assert "No such file or directory; make a baseline with" in one_line(
-        mla_bench("check", tmp_path / "base.json", run)
+        inside("check", tmp_path / "base.json", run)
     )
     (tmp_path / "base.json").write_text('{"format": "other"}')
-    assert "is no baseline of this version" in one_line(mla_bench("check", tmp_path / "base.json", run))
+    assert "is no baseline of this version" in one_line(inside("check", tmp_path / "base.json", run))
 
 
 def test_the_example_workflow_is_the_gate(tmp_path):

@@ -6,7 +6,7 @@ import sys
 
 import pandas as pd
 import pytest
-from command import ROOT, mla_bench, one_line
+from command import ROOT, inside, mla_bench, one_line
 from markdown_it import MarkdownIt
 
 from mla_bench.runs import Run
@@ -36,7 +36,7 @@ def written(make, tmp_path):
     def write(records, after=None, **manifest):
         make.run(tmp_path / "before", records)
         against = ("--against", make.run(tmp_path / "after", after, **manifest)) if after else ()
-        process = mla_bench("report", tmp_path / "before", *against)
+        process = (inside if after else mla_bench)("report", tmp_path / "before", *against)
         assert process.returncode == 0, process.stderr
         assert process.stderr == ""
         return process.stdout
@@ -161,7 +161,7 @@ def test_parity_stands_beside_the_bytes(make, tmp_path):
     records = [make.ok(make.case(), 66.0), make.ok(make.case(head_chunk=8), 6.0)]
     run = make.run(tmp_path / "run", records)
     assert parity_of(make, run, PASS).parity()[1][0].head_chunk == 8
-    text = " ".join(mla_bench("report", run).stdout.split())
+    text = " ".join(inside("report", run).stdout.split())
     assert "| pass |" in text
     assert (
         "**Parity**: 2 of 2 checks pass in float32, against a float64 reference; largest error of an "
@@ -174,7 +174,7 @@ def test_a_saving_whose_parity_failed_is_none(make, tmp_path):
     records = [make.ok(make.case(), 66.0), make.ok(make.case(head_chunk=8), 0.66)]
     run = make.run(tmp_path / "run", records)
     parity_of(make, run, FAIL, "loss is off by 0.3 of its norm, allowed is 1e-05")
-    text = " ".join(mla_bench("report", run).stdout.split())
+    text = " ".join(inside("report", run).stdout.split())
     assert "100× less" not in text
     assert "| ≠ parity |" in text
     assert "| FAIL |" in text
@@ -186,7 +186,7 @@ def test_an_unreadable_parity_file_is_one_line(make, tmp_path):
     run = make.run(tmp_path / "run", [make.ok(make.case(), 66.0), make.ok(make.case(head_chunk=8), 6.0)])
     (run / "parity.json").write_text('{"checked": [{"case": 1}]}')
     assert "parity.json cannot be read; run it again: mla-bench parity --run" in one_line(
-        mla_bench("report", run)
+        inside("report", run)
     )
 
 
@@ -196,7 +196,7 @@ def test_csv_has_every_pair_in_whole_bytes(two, make, tmp_path):
         make.run(tmp_path / "a", before),
         make.run(tmp_path / "b", [*after, make.ok(make.case(head_chunk=8), 1.0)]),
     )
-    process = mla_bench(
+    process = inside(
         "report", runs[0], "--against", runs[1], "--format", "csv", "--out", tmp_path / "x" / "all.csv"
     )
     assert process.stdout == (tmp_path / "x" / "all.csv").read_text()
@@ -210,7 +210,7 @@ def test_csv_has_every_pair_in_whole_bytes(two, make, tmp_path):
 def test_a_run_that_has_not_ended_says_so(make, tmp_path):
     records = [make.ok(make.case(), 66.0), make.ok(make.case(head_chunk=8), 6.0)]
     run = make.run(tmp_path / "run", records, cases=[*(record["case_id"] for record in records), "more"])
-    assert "2 of the 3 cases of" in mla_bench("report", run).stdout
+    assert "2 of the 3 cases of" in inside("report", run).stdout
 
 
 def test_nothing_to_compare_is_one_line_and_writes_nothing(make, tmp_path):
@@ -219,10 +219,10 @@ def test_nothing_to_compare_is_one_line_and_writes_nothing(make, tmp_path):
         make.run(tmp_path / "a", [make.ok(make.case(), 6.0)]),
         make.run(tmp_path / "b", [make.ok(make.case(workload="mla", seq_len=4096), 6.0)]),
     ]
-    assert "nothing to compare" in one_line(mla_bench("report", runs[0]))
-    assert "have no case in common" in one_line(mla_bench("report", runs[0], "--against", runs[1]))
-    assert "unknown format 'pdf'" in one_line(mla_bench("report", runs[0], "--format", "pdf"))
-    assert "is no run of mla-bench" in one_line(mla_bench("report", tmp_path))
+    assert "nothing to compare" in one_line(inside("report", runs[0]))
+    assert "have no case in common" in one_line(inside("report", runs[0], "--against", runs[1]))
+    assert "unknown format 'pdf'" in one_line(inside("report", runs[0], "--format", "pdf"))
+    assert "is no run of mla-bench" in one_line(inside("report", tmp_path))
     assert sorted(path.name for path in runs[0].iterdir()) == ["records.jsonl", "run.json"]
 
 

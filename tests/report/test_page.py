@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from command import dumped, mla_bench
+from command import dumped, inside
 
 # Clicks headings, and writes what came of it and what was asked of the network into the document.
 PROBE = """<script>
@@ -31,7 +31,7 @@ document.documentElement.setAttribute("data-seen", JSON.stringify(seen));
 def page(make, tmp_path_factory):
     """A page of native, chunked and blocked cases, with a part that looks at it."""
     folder = tmp_path_factory.mktemp("page")
-    process = mla_bench("report", make.run(folder / "run", make.blocked()), "--format", "html")
+    process = inside("report", make.run(folder / "run", make.blocked()), "--format", "html")
     assert process.stdout == f"Written to {folder / 'run' / 'report.html'}\n"
     text = (folder / "run" / "report.html").read_text()
     # What the browser refuses of the page itself is said on its console.
@@ -80,7 +80,7 @@ def test_it_names_nothing_outside_itself(page):
 def test_what_a_person_wrote_is_text_and_no_markup(make, tmp_path):
     impl = "x<script>alert(1)</script>|.py:build"
     run = make.run(tmp_path / "run", [record | {"impl": impl} for record in make.blocked()])
-    assert mla_bench("report", run, "--format", "html").returncode == 0
+    assert inside("report", run, "--format", "html").returncode == 0
     text = (run / "report.html").read_text()
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;|.py:build" in text
