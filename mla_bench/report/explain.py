@@ -190,7 +190,8 @@ def draw_timeline(cases: Sequence[Explained]) -> "Figure":
     axes.grid(axis="y", color=plots.GRID)
     if near:
         axes.axhline(limit, color=plots.FAINT, linestyle=(0, (5, 3)), linewidth=1)
-        plots.label(axes, (0, limit), f"limit {format_gib(limit * GIB)} GiB", rise=7, color=plots.FAINT)
+        name = f"{cases[0].record['target'].partition(':')[0]} limit {format_gib(limit * GIB)} GiB"
+        plots.label(axes, (0, limit), name, rise=7, color=plots.FAINT)
     for case, colour in zip(cases, (plots.INK, plots.CHUNK_COLOURS[0]), strict=False):
         sizes = [size / GIB for _, size in case.hbm.timeline]
         places = [place / max(len(sizes) - 1, 1) for place in range(len(sizes))]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from mla_bench.report.evidence import Evidence, Line, signed_percent
 from mla_bench.units import GIB, format_ms, format_size
 
+_NAMING = 2  # columns that say of what a pair is
+
 Cell = tuple[str, float | str | None]  # what is shown, and what it is sorted by; None comes last
 
 
@@ -26,7 +28,12 @@ def page(evidence: Evidence, pictures: Sequence[tuple[str, str]]) -> str:
         lstrip_blocks=True,
     )
     rows = [_row(line) for line in evidence.everything]
-    kept = [place for place, column in enumerate(zip(*rows, strict=True)) if any(text for text, _ in column)]
+    kept = [
+        place
+        for place, column in enumerate(zip(*rows, strict=True))
+        # The title says of what all pairs are.
+        if len(set(column)) > 1 or (column[0][0] and place >= _NAMING)
+    ]
     return environment.get_template("page.html.jinja").render(
         evidence=evidence,
         headings=[_headings(evidence)[place] for place in kept],

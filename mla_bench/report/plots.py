@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; native is the ink, yellow too pale.
-CHUNK_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("s", "^", "D", "v", "P", "*", "h")
 PART_COLOURS = {
     "arguments": "#0072B2",
@@ -37,6 +35,7 @@ PART_COLOURS = {
     "not broken down": "#CCCCCC",
 }
 # Names of colours that are others on a light page than on a dark one; `themed` says which.
+BLUE = "page blue"
 INK, FAINT, GRID, ALARM = "page ink", "page faint", "page grid", "page alarm"
 PAPER, STARVED = "page paper", "page starved"
 LIGHT = {
@@ -46,6 +45,7 @@ LIGHT = {
     ALARM: "#b22222",
     PAPER: "#ffffff",
     STARVED: "#fbeded",
+    BLUE: "#0072b2",
 }
 DARK = {
     INK: "#e6edf3",
@@ -54,7 +54,10 @@ DARK = {
     ALARM: "#ff7b72",
     PAPER: "#0d1117",
     STARVED: "#2d1618",
+    BLUE: "#4da6e8",
 }
+# Okabe and Ito's palette, which colour-blind readers can tell apart; native is the ink, yellow too pale.
+CHUNK_COLOURS = (BLUE, "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
