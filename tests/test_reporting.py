@@ -9,6 +9,9 @@ import pytest
 from command import ROOT, inside, mla_bench, one_line
 from markdown_it import MarkdownIt
 
+from mla_bench.comparison import Side, within
+from mla_bench.report.evidence import Buffers, gather
+from mla_bench.report.pull_request import markdown
 from mla_bench.runs import Run
 from mla_bench.verdict import FAIL, PASS, REFERENCE, OutputParity, ParityRow
 
@@ -256,3 +259,26 @@ def test_the_readme_shows_a_real_report():
     shown = [line[2:] for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("> ")]
     assert len(shown) > 15
     assert [line for line in shown if line not in report and not line.startswith("![")] == []
+
+
+def test_a_row_of_buffers_keeps_to_the_width(make):
+    many = "f32[8,128,8192], bf16[16,8,1,4096,128], bf16[1536,24576], bf16[1536,8192], bf16[1,4096,128]"
+    rows = (
+        ("new", "+0.22", "layout copies", many, "convert_element_type, blocks.py:64"),
+        (
+            "smaller",
+            "−31.97",
+            "softmax",
+            "f32[128,65536,65536] → f32[8,128,65536]",
+            "reduce_sum, indexer.py:73",
+        ),
+        ("gone", "−0.01", "other", "", "copy"),
+    )
+    pairs = within(Side("run", make.blocked()))
+    text = markdown(gather(pairs, [], Buffers("8k", "Why.", rows)), [], "")
+    lines = [line for line in text.splitlines() if line.startswith(("| new", "| smaller", "| gone"))]
+    assert max(map(len, lines)) <= 100
+    assert "`f32[8,128,8192], " in lines[0]
+    assert ", …`" in lines[0]
+    assert "`f32[8,128,65536]`" in lines[1]
+    assert len(lines) == 3

@@ -1,5 +1,6 @@
 """A report as GitHub-flavoured Markdown, for a pull request: a screen of 100 columns at most."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -117,14 +118,20 @@ def _folded(evidence: Evidence) -> Iterator[str]:
 
 
 def _buffer(row: Sequence[str]) -> str:
-    """A buffer's change within the width: where both shapes are too much, the later one."""
+    """A buffer's change within the width: of its shapes as many of the later ones as there is room for."""
     word, size, what, shape, place = row
 
     def told(shape: str) -> str:
         code = f"`{shape}`" if shape else ""
         return gfm((word, size, escaped(what), code, escaped(place)))
 
-    return told(shape) if len(told(shape)) <= WIDTH else told(shape.rpartition(" → ")[2])
+    if len(told(shape)) <= WIDTH:
+        return told(shape)
+    shapes = re.findall(r"(?:\d+ × )?\w+\[[\d,]*\]", shape.rpartition(" → ")[2])
+    kept = len(shapes)
+    while kept > 1 and len(told(", ".join([*shapes[:kept], "…"]))) > WIDTH:
+        kept -= 1
+    return told(", ".join([*shapes[:kept], *(["…"] if kept < len(shapes) else [])]))
 
 
 def _command(command: str) -> list[str]:
