@@ -1,13 +1,14 @@
 """A baseline: a small file, to be committed, of what a run's cases take in HBM, and of which buffers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mla_bench.comparison import CASE, Side
-from mla_bench.errors import MlaBenchError, NotWrittenError
+from mla_bench.errors import MlaBenchError
 from mla_bench.explain import Explained, Gathered, gathered, read_case
 from mla_bench.record import FAILED
 from mla_bench.runs import Run
@@ -51,14 +52,19 @@ def write_baseline(run: Run, path: Path) -> int:
     """Writes the figures of `run` to `path`; the number of cases.
 
     Raises:
-      MlaBenchError: the run has no records, or a case of it is missing or failed.
-      NotWrittenError: the file cannot be written.
+      MlaBenchError: the run has no records, a case of it is missing or failed, or `path` cannot be written or
+        is there and no file.
     """
+    path = path.resolve()
+    with _reporting(path):
+        if path.exists() and not path.is_file():
+            raise MlaBenchError(f"{path} is no file; name one for the baseline, such as hbm-baseline.json")
     manifest, records = run.manifest(), run.records()
     failed = [record["case_id"] for record in records if record["status"] in FAILED]
     missing = len(manifest["cases"]) - len(records)
     if failed or missing or not records:
-        what = f"{failed[0]} failed" if failed else f"{missing} of its cases have not ended"
+        unended = f"{missing} of its cases have not ended" if missing else "it has no case"
+        what = f"{failed[0]} failed" if failed else unended
         raise MlaBenchError(
             f"{run.path} is no baseline: {what}; finish it with mla-bench sweep --out {run.path} --resume"
         )
@@ -77,12 +83,19 @@ def write_baseline(run: Run, path: Path) -> int:
     lines = ",\n".join(f"  {json.dumps(case, ensure_ascii=False)}" for case in cases)
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "cases": [\n{lines}\n ]\n}}\n'
     part = path.with_name(f"{path.name}.part")
-    try:
+    with _reporting(path):
         part.write_text(text, encoding="utf-8")
         part.replace(path)
-    except OSError as error:
-        raise NotWrittenError(f"cannot write {path}: {error.strerror}") from error
     return len(cases)
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    """Turns what the disk refuses within into one line; exit code 1 of `check` means something else."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        raise MlaBenchError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -91,10 +104,10 @@ def read_baseline(path: Path) -> Baseline:
     Raises:
       MlaBenchError: there is neither at `path`.
     """
-    if path.is_dir():
-        run = Run(path)
-        return Baseline(Side.of(str(path), run.records(), run.manifest()), run=run)
     try:
+        if path.is_dir():
+            run = Run(path)
+            return Baseline(Side.of(str(path), run.records(), run.manifest()), run=run)
         said: Any = json.loads(path.read_text(encoding="utf-8"))
         if said["format"] != _FORMAT:
             raise ValueError(said["format"])
@@ -110,16 +123,20 @@ def read_baseline(path: Path) -> Baseline:
         raise MlaBenchError(
             f"cannot read {path}: {error.strerror}; make a baseline with mla-bench check --write {path} RUN"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MlaBenchError(
             f"{path} is no baseline of this version; make one with mla-bench check --write {path} RUN"
         ) from error
 
 
 def explained(run: Run, record: Mapping[str, Any]) -> Explained | None:
-    """What is alive at a case's peak; None where its profile is not kept."""
-    kept = record["status"] == "ok" and run.profile_of(record["case_id"]).exists()
-    return read_case(run, record) if kept else None
+    """What is alive at a case's peak; None where its profile is not kept or cannot be read."""
+    if record["status"] != "ok" or not run.profile_of(record["case_id"]).exists():
+        return None
+    try:
+        return read_case(run, record)
+    except MlaBenchError:  # the verdict on the totals does not depend on it
+        return None
 
 
 def _gathered(run: Run, record: Mapping[str, Any]) -> Gathered:

@@ -54,6 +54,7 @@ class Check:
       too_large: cases above `max_total`, in the baseline or not.
       failed: cases that ended in error, crashed or timed out.
       missing: cases of the baseline that the run has no record of.
+      unknown: cases that have no total to compare on one side, or had failed before.
     """
 
     comparison: Comparison
@@ -63,6 +64,12 @@ class Check:
     too_large: tuple[Known, ...]
     failed: tuple[Known, ...]
     missing: tuple[Known, ...]
+    unknown: tuple[Known, ...]
+
+    @property
+    def unended(self) -> int:
+        """Cases that the run was begun with and has no record of."""
+        return max(0, self.comparison.after.planned - len(self.comparison.after.records))
 
     @property
     def compared(self) -> tuple[Pair, ...]:
@@ -74,7 +81,7 @@ class Check:
         """Growth counts before what could not run."""
         if self.grew or self.too_large:
             return GREW
-        return COULD_NOT_RUN if self.failed or self.missing else PASSED
+        return COULD_NOT_RUN if self.failed or self.missing or self.unknown or self.unended else PASSED
 
 
 def check(
@@ -94,7 +101,7 @@ def check(
         differences are not attributable to the code.
     """
     after = Side.of(str(run.path), run.records(), run.manifest())
-    comparison = between(baseline.side, after)
+    comparison = between(baseline.side, after, same_cases=True)
     if comparison.cautions and not across_versions:
         raise MlaBenchError(
             f"{comparison.cautions[0]} Write a new baseline, or compare all the same with --across-versions"
@@ -105,6 +112,14 @@ def check(
         raise MlaBenchError(
             f"nothing to check: no case of {baseline.side.name} and {run.path} has an HBM total in both"
         )
+    # The CPU compiler's host memory is no total, and none is missing there.
+    unknown = tuple(
+        pair.after
+        for pair in comparison.pairs
+        if pair.outcome not in _COMPARED
+        and pair.after["status"] not in FAILED
+        and pair.after.get("host_total_bytes") is None
+    )
     grown = [pair for pair in pairs if _grew(pair, max_increase)]
     return Check(
         comparison,
@@ -114,6 +129,7 @@ def check(
         too_large=tuple(_above(after.records, comparison.new, max_total)),
         failed=failed,
         missing=comparison.gone,
+        unknown=unknown,
     )
 
 

@@ -423,10 +423,10 @@ def report(
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
     path = write_report(Run(run), Run(against) if against else None, form, out)
-    if form != "html":
+    if form != "html" and sys.stdout is not None:
         sys.stdout.write(path.read_text(encoding="utf-8"))
     where = open_console(stderr=form != "html")
-    if form == "html" or sys.stdout.isatty():
+    if form == "html" or (sys.stdout is not None and sys.stdout.isatty()):
         where.print(f"Written to {path}", soft_wrap=True)
 
 

@@ -191,17 +191,17 @@ def within(side: Side) -> Comparison:
     return Comparison(side, side, pairs, cautions=tuple(_mixed_versions(side)))
 
 
-def between(before: Side, after: Side) -> Comparison:
+def between(before: Side, after: Side, *, same_cases: bool = False) -> Comparison:
     """Each case of `after` beside the same one of `before`.
 
     Where they have none in common, an axis that holds one value in all of `before` and another in all of
-    `after`, such as the implementation, is taken for the change that is asked about.
+    `after`, such as the implementation, is taken for the change that is asked about; not with `same_cases`.
 
     Raises:
       MlaBenchError: there is no common case all the same, or totals come from different sources.
     """
     keys, change = CASE, {}
-    if not _shared(before, after, keys):
+    if not same_cases and not _shared(before, after, keys):
         change = _changed_throughout(before, after)
         keys = tuple(axis for axis in CASE if axis not in change)
     shared = _shared(before, after, keys)
@@ -260,7 +260,7 @@ def unfair(after: Known, before: Known) -> str | None:
     structures = [side.get("output_structure") for side in (before, after)]
     if all(structures) and structures[0] != structures[1]:
         return "≠ shapes"
-    if found and after.get("parity") == FAIL:
+    if FAIL in (before.get("parity"), after.get("parity")):
         return "≠ parity"
     if found and not all(dtypes):
         return "dtypes ?"

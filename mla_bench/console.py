@@ -21,7 +21,7 @@ def open_console(stderr: bool = False) -> Console:
     Who wants no colour gets what a pipe gets, without a bar or any other control character.
     """
     terminal = False if os.environ.get("NO_COLOR") else None
-    return _Patient(markup=False, highlight=False, stderr=stderr, force_terminal=terminal)
+    return _Patient(markup=False, highlight=False, emoji=False, stderr=stderr, force_terminal=terminal)
 
 
 @contextmanager

@@ -40,7 +40,9 @@ def write_report(run: Run, against: Run | None, form: str, out: Path | None) -> 
     comparison = between(side_of(run), side_of(against)) if against else within(side_of(run))
     checked = last.parity()
     pair = _explained(run, last, comparison)
-    parity = [*narrowed(checked), f"{parity_line(checked)}.", *failures(checked)] if checked else []
+    faults = failures(checked)
+    shown = [*faults[:_TOP], *([f"and {len(faults) - _TOP} more fail."] if len(faults) > _TOP else [])]
+    parity = [*narrowed(checked)[:_TOP], f"{parity_line(checked)}.", *shown] if checked else []
     unknown = f"not run, so whether it is the same mathematics is unknown: mla-bench parity --run {last.path}"
     evidence = gather(comparison, parity or [unknown], _buffers(pair) if pair else None)
     path = out or last.path / f"report.{form}"
@@ -70,14 +72,17 @@ def side_of(run: Run) -> Side:
 
 
 def _explained(before: Run, after: Run, comparison: Comparison) -> tuple[Explained, Explained] | None:
-    """The two peaks behind the report's sentence; None where a profile of them is not kept."""
+    """The two peaks behind the report's sentence; None where a profile is not kept or cannot be read."""
     pair = headline(comparison)
     if pair is None:
         return None
     sides = (before, pair.before), (after, pair.after)
     if not all(run.profile_of(record["case_id"]).exists() for run, record in sides):
         return None
-    first, second = (read_case(run, record) for run, record in sides)
+    try:
+        first, second = (read_case(run, record) for run, record in sides)
+    except MlaBenchError:  # the comparison of the totals does not depend on it
+        return None
     return first, second
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command import ROOT, TINY, inside, mla_bench, one_line, read_records
 
+from mla_bench.runs import Run
+
 FLAGS = ("--model", TINY, "--workload", "indexer-loss", "--mode", "train", "--seq", "256", "--chunk", "2")
 
 # The built-in graph, and one that keeps a copy of the scores alive until the loss is there.
@@ -223,3 +225,75 @@ def test_the_example_workflow_is_the_gate(tmp_path):
     process = bash(gate)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "HBM stays as it is in 1 of 1 case compared." in process.stdout
+
+
+def test_a_total_that_vanished_is_no_pass(make, checked):
+    cases = [make.case(), make.case(head_chunk=8)]
+    before = [make.ok(cases[0], 66.0), make.ok(cases[1], 6.6)]
+    process = checked(before, [before[0], make.ok(cases[1], 5.0, hbm_total_bytes=None)])
+    assert process.returncode == 3
+    assert "Could not compare" in process.stdout
+    assert "train/8k/v5p/chunk=8" in process.stdout
+
+
+def test_a_case_that_had_failed_before_is_no_pass(make, tmp_path):
+    cases = [make.case(), make.case(head_chunk=8)]
+    base = make.run(tmp_path / "base", [make.failed(cases[0], "crashed", "x"), make.ok(cases[1], 6.6)])
+    new = make.run(tmp_path / "new", [make.oom(cases[0]), make.ok(cases[1], 6.6)])
+    assert inside("check", base, new).returncode == 3
+
+
+def test_another_chunk_is_another_case(make, checked):
+    process = checked([make.ok(make.case(), 66.0)], [make.ok(make.case(head_chunk=8), 6.6)])
+    assert "have no case in common" in one_line(process)
+
+
+def test_a_narrowed_output_is_nothing_better(make, checked):
+    case = make.case()
+    process = checked([make.ok(case, 66.0)], [make.ok(case, 30.0, output_dtypes="loss:bfloat16")])
+    assert "Better" not in process.stdout
+    assert "Not like for like" in process.stdout
+
+
+def test_a_run_that_has_not_ended_is_no_pass(make, checked):
+    record = make.ok(make.case(), 6.0)
+    process = checked([record], [record], cases=[record["case_id"], "more"])
+    assert process.returncode == 3
+    assert "1 of the 2 cases of" in " ".join(process.stdout.split())
+
+
+@pytest.mark.parametrize(("size", "code"), [(6.0, 0), (9.0, 1)])
+def test_a_summary_that_cannot_be_written_changes_no_verdict(make, tmp_path, size, code):
+    base = make.run(tmp_path / "base", [make.ok(make.case(), 6.0)])
+    new = make.run(tmp_path / "new", [make.ok(make.case(), size)])
+    nowhere = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "missing" / "s.md")}
+    process = inside("check", base, new, **nowhere)
+    assert process.returncode == code
+    assert "::warning title=No job summary::" in process.stdout
+    assert ("::error" in process.stdout) == bool(code)
+
+
+def test_an_unreadable_profile_changes_no_verdict(make, tmp_path):
+    record = make.ok(make.case(), 6.0)
+    base = make.run(tmp_path / "base", [record])
+    new = make.run(tmp_path / "new", [make.ok(make.case(), 9.0)])
+    for run in (base, new):
+        profile = Run(run).profile_of(record["case_id"])
+        profile.parent.mkdir(parents=True)
+        profile.write_bytes(b"garbled")
+    process = inside("check", base, new)
+    assert process.returncode == 1
+    assert "which buffers is not known" in " ".join(process.stdout.split())
+
+
+def test_a_baseline_replaces_files_alone(make, tmp_path):
+    run = make.run(tmp_path / "run", [make.ok(make.case(), 6.0)])
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, ""):
+        assert "is no file" in one_line(inside("check", "--write", place, run))
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    assert inside("check", "--write", tmp_path / "link.json", run).returncode == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert "cannot write" in one_line(inside("check", "--write", tmp_path / "no" / "b.json", run))
+    assert not list(tmp_path.parent.glob("*.part"))

@@ -9,7 +9,7 @@ import pytest
 from command import ROOT, inside, mla_bench, one_line
 from markdown_it import MarkdownIt
 
-from mla_bench.comparison import Side, within
+from mla_bench.comparison import Side, between, within
 from mla_bench.report.evidence import Buffers, gather
 from mla_bench.report.pull_request import markdown
 from mla_bench.runs import Run
@@ -282,3 +282,33 @@ def test_a_row_of_buffers_keeps_to_the_width(make):
     assert ", …`" in lines[0]
     assert "`f32[8,128,65536]`" in lines[1]
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_neither_side_of_a_claim_may_have_failed_parity(make, wrong):
+    native, chunked = make.ok(make.case(), 66.0), make.ok(make.case(head_chunk=8), 6.6)
+    (native, chunked)[wrong]["parity"] = FAIL
+    evidence = gather(within(Side("run", [native, chunked])), [])
+    assert "less" not in evidence.sentence
+    assert evidence.everything[0].change == "≠ parity"
+
+
+@pytest.mark.parametrize("doubt", [{"parity": FAIL}, {"output_dtypes": "loss:bfloat16"}])
+def test_what_fits_now_by_another_computation_is_not_claimed(make, doubt):
+    native = make.oom(make.case(), output_dtypes="loss:float32")
+    chunked = make.ok(make.case(head_chunk=8), 6.6) | doubt
+    evidence = gather(within(Side("run", [native, chunked])), [])
+    assert "fits now" not in evidence.sentence
+    assert evidence.everything[0].change.startswith("≠")
+
+
+def test_between_runs_what_no_longer_fits_leads(make):
+    cases = [make.case(), make.case(head_chunk=8)]
+    before = Side("a", [make.ok(case, 66.0) for case in cases])
+    after = Side("b", [make.ok(cases[0], 60.0), make.oom(cases[1])])
+    assert "no longer fits" in gather(between(before, after), []).sentence
+
+
+def test_a_dollar_in_a_name_is_a_dollar(make, tmp_path):
+    records = [record | {"impl": "a$\\frac$.py:f"} for record in make.blocked()]
+    assert inside("report", make.run(tmp_path / "run", records)).returncode == 0

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from mla_bench.checking import Check, Growth
 from mla_bench.comparison import BETTER, EVEN, FITS_NO_MORE, NEITHER_FITS, Pair
-from mla_bench.errors import NotWrittenError
 from mla_bench.explain import Change
-from mla_bench.report.evidence import Line, change_throughout, signed_percent
+from mla_bench.report.evidence import Line, signed_percent
 from mla_bench.report.frame import Row
 from mla_bench.report.lists import plain_table
 from mla_bench.report.table import escaped, gfm
@@ -21,12 +20,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _ANNOTATIONS = 10  # GitHub shows no more of a step
+_ROWS = 40  # cases that a table names
 _HEADINGS = ("case", "HBM GiB", "change", "%")
 
 
 def grown(check: Check) -> list[str]:
     """What comes before the table of what grew: cautions, and how many did."""
-    said = [*check.comparison.cautions, *filter(None, (change_throughout(check.comparison),))]
+    said = list(check.comparison.cautions)
     if check.grew:
         bound = f"more than {check.max_increase * 100:.3g}%"
         said.append(f"HBM grew by {bound} in {_count(len(check.grew), len(check.compared))} compared:")
@@ -51,6 +51,12 @@ def others(check: Check) -> list[str]:
             f"Could not check {_count(len(check.missing), len(check.comparison.before.records))} of the "
             f"baseline, for {check.comparison.after.name} has no record of them: {names}."
         )
+    if check.unknown:
+        names = _names([record["case_id"] for record in check.unknown])
+        said.append(f"Could not compare, for want of an HBM total or because it had failed: {names}.")
+    if check.unended:
+        after = check.comparison.after
+        said.append(f"{check.unended} of the {after.planned} cases of {after.name} have not ended.")
     return [*said, *_well(check)]
 
 
@@ -66,10 +72,14 @@ def _well(check: Check) -> Iterator[str]:
             "stays as it is" if all(pair.outcome in (EVEN, NEITHER_FITS) for pair in even) else "stays within"
         )
         yield f"HBM {same} in {_count(len(even), len(check.compared))} compared{by}."
-    better = [pair for pair in rest if pair.outcome in BETTER]
+    better = [pair for pair in rest if pair.outcome in BETTER and not pair.unfair]
     if better:
         names = _names([f"{pair.after['case_id']} ({Line(pair).change})" for pair in better])
         yield f"Better: {names}. Hold on to it with mla-bench check --write."
+    starved = [pair for pair in rest if pair.outcome == NEITHER_FITS]
+    if starved:
+        names = _names([pair.after["case_id"] for pair in starved])
+        yield f"Out of memory before and now, so without a total to bound: {names}."
     unfair = [pair for pair in check.compared if pair.unfair]
     if unfair:
         names = _names([f"{pair.after['case_id']} ({pair.unfair})" for pair in unfair])
@@ -84,10 +94,12 @@ def growth_table(check: Check) -> "Table":
     from rich.table import Table
 
     table: Table = plain_table(*_HEADINGS)
-    for growth in check.grew:
+    for growth in check.grew[:_ROWS]:
         table.add_row(*_cells(growth.pair))
         for words in _reasons(growth):
             table.add_row(f"  {words}", "", "", "")
+    if len(check.grew) > _ROWS:
+        table.add_row(f"and {len(check.grew) - _ROWS} more", "", "", "")
     return table
 
 
@@ -98,7 +110,8 @@ def job_summary(check: Check) -> str:
     if check.grew:
         lines = [gfm((*_HEADINGS, "why")), gfm(("---", *["---:"] * 3, "---"))]
         lines += [
-            gfm(map(escaped, (*_cells(growth.pair), "; ".join(_reasons(growth))))) for growth in check.grew
+            gfm(map(escaped, (*_cells(growth.pair), "; ".join(_reasons(growth)))))
+            for growth in check.grew[:_ROWS]
         ]
     parts = [f"### {marks[check.exit_code]}", *map(escaped, grown(check)), "\n".join(lines)]
     parts.append("\n".join(f"- {escaped(line)}" for line in others(check)))
@@ -108,9 +121,9 @@ def job_summary(check: Check) -> str:
 def tell_github(check: Check) -> list[str]:
     """On a GitHub runner: adds to the job's summary, and returns the annotations to print; else nothing.
 
-    Raises:
-      NotWrittenError: the summary cannot be written.
+    A summary that cannot be written is a warning: the verdict stays what it is.
     """
+    said = []
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return []
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
@@ -118,9 +131,9 @@ def tell_github(check: Check) -> list[str]:
             with Path(summary).open("a", encoding="utf-8") as file:
                 file.write(job_summary(check))
         except OSError as error:
-            raise NotWrittenError(f"cannot write the job's summary {summary}: {error.strerror}") from error
+            said.append(f"::warning title=No job summary::cannot write {summary}: {error.strerror}")
     workspace = os.environ.get("GITHUB_WORKSPACE")
-    return list(annotations(check, Path(workspace) if workspace else None))
+    return [*said, *annotations(check, Path(workspace) if workspace else None)]
 
 
 def annotations(check: Check, workspace: Path | None) -> Iterator[str]:
@@ -134,6 +147,9 @@ def annotations(check: Check, workspace: Path | None) -> Iterator[str]:
     if check.missing:
         names = _names([record["case_id"] for record in check.missing])
         found.append(_command({"title": "Cases of the baseline are missing"}, names))
+    if check.unknown:
+        names = _names([record["case_id"] for record in check.unknown])
+        found.append(_command({"title": "Cases could not be compared"}, names))
     rest = len(found) - _ANNOTATIONS
     if rest > 0:
         found[_ANNOTATIONS - 1 :] = [

@@ -98,7 +98,7 @@ class Line:
     def change(self) -> str:
         """The change in words, `13.6× less` or `now fits`; why none is claimed, where none is."""
         outcome = self.pair.outcome
-        if outcome in (LESS, MORE, EVEN) and self.pair.unfair:
+        if outcome in (LESS, MORE, EVEN, FITS_NOW) and self.pair.unfair:
             return self.pair.unfair
         if outcome in (LESS, MORE, EVEN):
             return times(self.pair.ratio or 1.0).replace("more", "MORE")
@@ -304,6 +304,9 @@ def _result(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, str]:
     """The largest change, else what fits or does not, else that nothing changed; and the figures of it."""
     best = headline(comparison)
     chosen = next((line for line in lines if line.pair is best), None)
+    starved = [line for line in lines if line.pair.outcome == FITS_NO_MORE]
+    if starved and not comparison.is_within:
+        return f"{_subject(starved[0], comparison)} no longer fits", f"{starved[0].hbm} GiB"
     than = "native" if comparison.is_within else "before"
     if chosen and chosen.pair.outcome != EVEN:
         changed = times(chosen.pair.ratio or 1.0).replace("more", "MORE")
@@ -311,12 +314,12 @@ def _result(comparison: Comparison, lines: Sequence[Line]) -> tuple[str, str]:
             _differences(chosen)
         )
     for outcome, words in ((FITS_NO_MORE, "no longer fits"), (FITS_NOW, "fits now")):
-        found = [line for line in lines if line.pair.outcome == outcome]
+        found = [line for line in lines if line.pair.outcome == outcome and not line.pair.unfair]
         if found:
             line = min(found, key=lambda line: line.after.hbm_total_bytes or 0)
             return f"{_subject(line, comparison)} {words}", f"{line.hbm} GiB"
     if chosen:
-        compared = [line for line in lines if line.pair.ratio is not None]
+        compared = [line for line in lines if line.pair.ratio is not None and not line.pair.unfair]
         most = max(abs(line.pair.increase or 0.0) for line in compared)
         cases = (
             f"all {len(compared)} cases that compare" if len(compared) > 1 else "the one case that compares"

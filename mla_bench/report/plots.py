@@ -62,6 +62,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "text.usetex": False,
+    "text.parse_math": False,  # a dollar in a name is one
     "svg.fonttype": "none",
     "svg.hashsalt": "mla-bench",  # the same picture is the same file
 }

@@ -36,7 +36,7 @@ def markdown(evidence: Evidence, pictures: Sequence[Picture], every_pair: str) -
       pictures: to be shown, by relative path.
       every_pair: where all pairs are, for those that the tables leave out.
     """
-    parts = [_wrapped(f"### {escaped(evidence.title)}")]
+    parts = [f"### {escaped(evidence.title)}"]  # on one line, or else its end is no heading
     parts += [_wrapped(f"> **{escaped(caution)}**", "> ") for caution in evidence.cautions]
     parts += [_wrapped(f"**{escaped(evidence.sentence)}**")]
     for sheet in evidence.sheets:
