@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 TESTS ?=
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint bench atlas clean
+.PHONY: demo test lint bench atlas gpu-check clean
 
 demo: $(READY)  ## what head chunking saves on one TPU v5p, as a table and plots in results/demo
 	rm -rf results/demo
@@ -32,6 +32,10 @@ atlas: $(READY)  ## the reference atlas in results/atlas: hours on two cores; ca
 	  $(BIN)/mla-bench parity --run $$run && $(BIN)/mla-bench report $$run >/dev/null || exit; \
 	done
 	$(BIN)/python tests/atlas.py
+
+# Runs with the packages of a machine with a GPU and jax for it: no virtual environment is made.
+gpu-check:  ## predicted against measured HBM on the GPU of this machine: eight minutes
+	$(PYTHON) -m mla_bench.gpu_check
 
 clean:
 	rm -rf .venv .venv-*

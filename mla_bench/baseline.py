@@ -22,6 +22,7 @@ _FIGURES = (
     "fits",
     "chunk_applies",
     "oom_memory",
+    "oom_kind",
     "output_dtypes",
     "output_structure",
 )
@@ -131,7 +132,7 @@ def read_baseline(path: Path) -> Baseline:
 
 def explained(run: Run, record: Mapping[str, Any]) -> Explained | None:
     """What is alive at a case's peak; None where its profile is not kept or cannot be read."""
-    if record["status"] != "ok" or not run.profile_of(record["case_id"]).exists():
+    if record["status"] in FAILED or not run.profile_of(record["case_id"]).exists():
         return None
     try:
         return read_case(run, record)

@@ -108,6 +108,13 @@ def differing(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={values[name]}" for name in _QUIET if values[name] != defaults[name]]
 
 
+def variant_name(head_chunk: int, q_block: int) -> str:
+    """Head chunk and q block in words: `chunk 8`, `q block 256`, `q block 256 with chunk 8`, or `native`."""
+    chunk = f"chunk {head_chunk}" if head_chunk else ""
+    block = f"q block {q_block}" if q_block else ""
+    return " with ".join(filter(None, (block, chunk))) or "native"
+
+
 @dataclass(frozen=True)
 class Graph:
     """What an implementation returns for a case: a function and its abstract arguments.

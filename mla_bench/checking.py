@@ -146,7 +146,9 @@ def _above(records: Sequence[Known], new: Sequence[Known], max_total: int | None
     """Cases whose total is above the bound, and new ones that have none because they fit nowhere."""
     if max_total is None:
         return
-    unknown = {record["case_id"] for record in new if record["status"] == "oom"}
+    unknown = {
+        record["case_id"] for record in new if record["status"] == "oom" and not record["hbm_total_bytes"]
+    }
     for record in records:
         if (record.get("hbm_total_bytes") or 0) > max_total or record["case_id"] in unknown:
             yield record

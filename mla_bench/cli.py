@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from mla_bench.scenario import Scenario
 
 app = typer.Typer(
-    help="What a change to MLA attention or its sparse indexer costs in HBM, on any TPU, owned or not.",
+    help="What a change to MLA attention or its sparse indexer costs in HBM, on any TPU or GPU, "
+    "owned or not.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -56,7 +57,24 @@ _Attention = Annotated[
 _Stage = Annotated[str | None, _flag("Of the indexer's training: sparse (top-k mask), dense (warm-up).")]
 _Dtype = Annotated[str | None, _flag("bfloat16, float32.")]
 _Target = Annotated[
-    str | None, _flag("Chips or slices, see [b]mla-bench targets[/b]; local is this machine.")
+    str | None,
+    _flag("Chips, slices or GPUs, see [b]mla-bench targets[/b]; local is this machine."),
+]
+_TargetConfig = Annotated[
+    list[str] | None,
+    _flag(
+        "A GPU by a file that XLA dumped on one; repeatable; beside --target, or alone.",
+        "--target-config",
+        metavar="FILE",
+    ),
+]
+_GpuFraction = Annotated[
+    str | None,
+    _flag(
+        "Share of a GPU's memory that a program may have; default jax's own, 0.75.",
+        "--gpu-fraction",
+        metavar="SHARE",
+    ),
 ]
 _XlaOption = Annotated[
     list[str] | None,
@@ -103,6 +121,7 @@ _Executor = Annotated[
     "mla-bench sweep --workload indexer-loss --mode train --seq 8k --chunk 0,8,16 --target v5p,v6e\n\n"
     "mla-bench sweep scenarios/pr4564.toml --seq 32k --target v5e --out results/v5e\n\n"
     "mla-bench sweep --seq 128k --chunk 0,8 --q-block 0,256 --mesh cp=64 --target v5p:4x4x4\n\n"
+    "mla-bench sweep --seq 8k --chunk 0,8 --target v5p,h200,a100-80g --gpu-fraction 0.9\n\n"
     "mla-bench sweep --out results/v5e --resume\n\n"
     "mla-bench sweep --impl my_indexer.py:build --seq 8k --chunk 0,8"
 )
@@ -119,6 +138,8 @@ def sweep(
     stage: _Stage = None,
     dtype: _Dtype = None,
     target: _Target = None,
+    target_config: _TargetConfig = None,
+    gpu_fraction: _GpuFraction = None,
     mesh: _Mesh = None,
     xla_option: _XlaOption = None,
     impl: _Impl = None,
@@ -159,7 +180,7 @@ def sweep(
     from mla_bench.runs import Run, default_path
     from mla_bench.scenario import expand, plain, scenario_of
     from mla_bench.session import Output, interrupts, kept_compiles, render, run_cases
-    from mla_bench.targets import LOCAL
+    from mla_bench.targets import LOCAL, check_compilers
     from mla_bench.units import parse_seconds
 
     command = ["mla-bench", *sys.argv[1:]]
@@ -178,6 +199,7 @@ def sweep(
         "mesh": mesh,
         "impl": impl,
     }
+    _use_fraction(gpu_fraction)
     limits = _limits(timeout, memory_per_job)
     budget_s = 0.0 if time_budget.strip() in ("0", "0s") else parse_seconds(time_budget)
     if executor and no_cache:
@@ -186,8 +208,10 @@ def sweep(
         raise MlaBenchError("--resume needs the folder of the run: --out FOLDER")
     run = Run(out or default_path(scenario.stem if scenario else "sweep"))
     begun = scenario_of(run.manifest()["scenario"]) if resume else None
-    asked = scenario or xla_option or any(value is not None for value in axes.values())
-    chosen = begun if begun and not asked else _scenario(scenario).override(**axes, xla_options=xla_option)
+    asked = scenario or xla_option or target_config or any(value is not None for value in axes.values())
+    chosen = begun
+    if chosen is None or asked:
+        chosen = _scenario(scenario).override(**axes, xla_options=xla_option, target_config=target_config)
     cases = expand(chosen)
     if begun and set(cases) != set(expand(begun)):
         raise MlaBenchError(
@@ -195,6 +219,8 @@ def sweep(
             "with --out: what is compiled already comes from the cache"
         )
 
+    if executor is None:
+        check_compilers(chosen.target)
     times = bool(budget_s) and any(case.target == LOCAL for case in cases)
     if times and (executor or jobs not in (None, 1)):
         raise MlaBenchError(
@@ -214,6 +240,13 @@ def sweep(
         with kept_compiles(no_cache) as cache, interrupts() as caught:
             interrupted = run_cases(say, run, Sweep(todo, pool, limits, cache, budget_s), caught)
         raise typer.Exit(render(say, run, interrupted))
+
+
+def _use_fraction(text: str | None) -> None:
+    from mla_bench.targets.cards import parse_fraction, use_fraction
+
+    if text is not None:
+        use_fraction(parse_fraction(text, "--gpu-fraction"))
 
 
 def _limits(timeout: str, memory_per_job: str | None) -> "Limits":
@@ -249,6 +282,8 @@ def fit(
     stage: _Stage = None,
     dtype: _Dtype = None,
     target: _Target = None,
+    target_config: _TargetConfig = None,
+    gpu_fraction: _GpuFraction = None,
     mesh: _Mesh = None,
     xla_option: _XlaOption = None,
     impl: _Impl = None,
@@ -291,7 +326,9 @@ def fit(
         mesh=mesh,
         impl=impl,
         xla_options=xla_option,
+        target_config=target_config,
     )
+    _use_fraction(gpu_fraction)
     limits = _limits(timeout, memory_per_job)
     with at("--margin"):
         free = parse_percent(margin)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mla_bench.errors import MlaBenchError
 from mla_bench.record import FAILED
 from mla_bench.verdict import FAIL
-from mla_bench.versions import VERSIONS
+from mla_bench.versions import CUDA, VERSIONS
 
 Known = Mapping[str, Any]
 AnyKnown = TypeVar("AnyKnown", bound=Known)
@@ -119,11 +119,11 @@ class Pair:
         if self.after["status"] in FAILED or self.before["status"] in FAILED:
             return FAILS
         fits = self.before["status"] != "oom", self.after["status"] != "oom"
-        if fits != (True, True):
-            return {(False, True): FITS_NOW, (True, False): FITS_NO_MORE}.get(fits, NEITHER_FITS)
+        if fits in ((False, True), (True, False)):
+            return FITS_NOW if fits[1] else FITS_NO_MORE
         found = self.ratio
         if found is None:
-            return UNKNOWN
+            return UNKNOWN if fits[1] else NEITHER_FITS
         return EVEN if 1 / SAME < found < SAME else LESS if found > 1 else MORE
 
     @property
@@ -242,8 +242,8 @@ def is_native(record: Known) -> bool:
 
 
 def ratio(before: Known, after: Known) -> float | None:
-    """The HBM total before over the one after; above 1 is a saving. None unless both are `ok`."""
-    if before["status"] != "ok" or after["status"] != "ok":
+    """The HBM total before over the one after; above 1 is a saving. None unless both are known."""
+    if before["status"] in FAILED or after["status"] in FAILED:
         return None
     one, other = before.get("hbm_total_bytes"), after.get("hbm_total_bytes")
     return one / other if one and other else None
@@ -327,7 +327,11 @@ def _cautions(
             yield f"The two runs differ in {differ}: differences are not attributable to the code."
 
     sides = before, after
-    versions = ((name, *(", ".join(side.seen(name)) or "unknown" for side in sides)) for name in VERSIONS)
+    versions = (
+        (name, *(", ".join(side.seen(name)) or "unknown" for side in sides))
+        for name in VERSIONS
+        if name != CUDA or all(side.seen(name) for side in sides)  # only figures of GPUs depend on it
+    )
     flags = (
         (name, *(side.flags.get(name) or "unset" for side in sides))
         for name in dict.fromkeys((*before.flags, *after.flags))

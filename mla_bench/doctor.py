@@ -84,6 +84,6 @@ def _tpu_compiler() -> Finding:
 
 
 def _device_kind(target_name: str) -> str:
-    from mla_bench.targets.tpu import topology_devices
+    from mla_bench.targets import devices_of
 
-    return topology_devices(parse_target(target_name))[0].device_kind
+    return devices_of(parse_target(target_name))[0].device_kind

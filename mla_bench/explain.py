@@ -9,6 +9,7 @@ from mla_bench.console import silenced
 from mla_bench.errors import NO_XPROF, MlaBenchError
 from mla_bench.measure.buffers import Buffer, MemoryView, memory_views
 from mla_bench.mesh import NONE, parse_mesh
+from mla_bench.record import ON_DEVICE, PREDICTED
 from mla_bench.runs import Run
 from mla_bench.units import format_bytes, format_gib
 
@@ -114,7 +115,7 @@ def choose_case(records: Sequence[Mapping[str, Any]], asked: str | None) -> Mapp
     Raises:
       MlaBenchError: there is none, or several, or it has no figures.
     """
-    having = [record for record in records if record["status"] == "ok"]
+    having = [record for record in records if _has_buffers(record)]
     if not having:
         raise MlaBenchError("no case of this run ended ok, so there are no buffers to show")
     if asked is None:
@@ -130,7 +131,7 @@ def choose_case(records: Sequence[Mapping[str, Any]], asked: str | None) -> Mapp
     if len(found) != 1:
         several = f"{asked!r} names {len(found)} cases" if found else f"no case of this run is {asked!r}"
         raise MlaBenchError(f"{several}; write one of {names}{', …' if len(found or having) > 4 else ''}")
-    if found[0]["status"] != "ok":
+    if not _has_buffers(found[0]):
         raise MlaBenchError(f"{names} is {found[0]['status']}: it has no buffers; {found[0]['error']}")
     return found[0]
 
@@ -279,6 +280,11 @@ def operation(buffer: Buffer) -> str:
     if buffer.group == "Parameter":
         return re.sub(r"^arguments\[\d+\]", "", buffer.op_name) or buffer.name
     return _last_op(buffer) or buffer.opcode or buffer.name
+
+
+def _has_buffers(record: Mapping[str, Any]) -> bool:
+    """Whether it was compiled to its end; a prediction that it does not fit is made of that."""
+    return record["status"] == "ok" or record.get("oom_kind") in (PREDICTED, ON_DEVICE)
 
 
 def _total(record: Mapping[str, Any]) -> int:

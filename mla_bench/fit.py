@@ -92,7 +92,7 @@ def fits(record: Known, margin: float = 0.0) -> bool:
     Raises:
       MlaBenchError: nothing is known of a limit, as on a CPU.
     """
-    if record["status"] != "ok":
+    if record["status"] != "ok":  # a prediction has a total above the limit
         return False
     total, limit = record["hbm_total_bytes"], record["hbm_limit_bytes"]
     if total is None or limit is None:
@@ -134,7 +134,7 @@ def by_slice(cases: Iterable[Case], margin: float, valid: Callable[[Case], bool]
 def _on_slices(case: Case) -> Iterable[Case]:
     target = parse_target(case.target)
     if target.chip is None or target.chips is None:
-        raise MlaBenchError(f"--chip-count is of TPU slices; {case.target} is none")
+        raise MlaBenchError(f"--chip-count is of TPU slices and GPUs; {case.target} is none")
     most = target.chips if target.chips > 1 else min(MOST_CHIPS, target.chip.pod_chips)
     for doublings in range(most.bit_length() - 1, -1, -1):
         devices = 2**doublings * target.chip.devices

@@ -13,7 +13,7 @@ from mla_bench.report.fit import LENGTH, SETTING, SLICE, Told, tell
 from mla_bench.runs import Run
 from mla_bench.scenario import Scenario, check, expand, plain
 from mla_bench.session import Output, and_plots, interrupts, kept_compiles, run_cases
-from mla_bench.targets import LOCAL
+from mla_bench.targets import LOCAL, check_compilers
 from mla_bench.targets.local import has_accelerator
 from mla_bench.units import format_size
 
@@ -87,6 +87,7 @@ def answer(
       MlaBenchError: the question names no cases, or nothing is known of a limit.
     """
     searches = question.searches()
+    check_compilers(question.scenario.target)
     cases = [case for search in searches for case in search.cases]
     executor = choose_executor(None, jobs, limits.memory_bytes, len(searches))
     with executor as pool, run.locked():

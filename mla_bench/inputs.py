@@ -1,8 +1,11 @@
 """Random values for a graph's arguments, of the kind that each has in a trained layer."""
 
+import math
 from typing import Any
 
 import numpy as np
+
+_PERIOD = 2**22 - 3  # a prime, so that it is no multiple of any row
 
 
 def leaf_name(path: Any) -> str:
@@ -15,7 +18,8 @@ def leaf_name(path: Any) -> str:
 def random_value(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Normal values: kernels by fan-in, norm scales about 1, all else of variance 1; never all zeros.
 
-    Integers and booleans, whose meaning nobody here knows, are ones.
+    Integers and booleans, whose meaning nobody here knows, are ones. Beyond 2²² values they begin again, for
+    drawing them all would take longer than what they are for; no row is like another for that.
 
     Args:
       rng: where the values are drawn from.
@@ -27,7 +31,7 @@ def random_value(rng: np.random.Generator, name: str, shape: tuple[int, ...], dt
 
     if not jax.numpy.issubdtype(dtype, jax.numpy.floating):
         return np.ones(shape, dtype)
-    normal, kind = rng.standard_normal(shape), name.rpartition(".")[2]
+    normal, kind = rng.standard_normal(min(math.prod(shape), _PERIOD)), name.rpartition(".")[2]
     if kind == "kernel":
         normal *= shape[0] ** -0.5
-    return (1 + normal / 8 if kind == "scale" else normal).astype(dtype)
+    return np.resize((1 + normal / 8 if kind == "scale" else normal).astype(dtype), shape)

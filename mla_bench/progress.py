@@ -135,6 +135,9 @@ def record_line(record: Record) -> str:
         memory = "GiB HBM" if record.hbm_total_bytes is not None else "GiB host memory"
         figure = f"{format_gib(record.hbm_total_bytes or record.host_total_bytes)} {memory}"
     else:
-        figure = "out of memory" if record.status == "oom" else one_line(record.error or "")
+        figure = one_line(record.error or "")
+        if record.status == "oom":
+            total = record.hbm_total_bytes
+            figure = f"{format_gib(total)} GiB HBM do not fit" if total else "out of memory"
     seconds = f", compiled in {record.compile_s:.1f} s" if record.compile_s is not None else ""
     return f"{record.case_id}: {record.status}, {figure}{seconds}{' (cached)' if record.cached else ''}"

@@ -1,14 +1,18 @@
 """The record of a case: what was measured, or why it could not be. Standard library only."""
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from mla_bench.case import Case
 
-SCHEMA = 2
+SCHEMA = 3
 STATUSES = ("ok", "oom", "error", "crashed", "timeout")
 MEASURED, ESTIMATE = "measured", "compiler-estimate"  # sources of a step time
 FAILED = ("error", "crashed", "timeout")  # running out of memory is a result
+# Who says that a case runs out of memory: the compiler, who gives up; its total beside the limit, where it
+# does not look at one, as for GPUs; or the device, as it runs.
+BY_COMPILER, PREDICTED, ON_DEVICE = "compiler", "predicted", "device"
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,9 @@ class Record:
 
     HBM fields are bytes on one device of the target and stay None on the CPU, whose compiler's host
     memory has a field of its own. Fields named `analysis_*` are the compiler's `memory_analysis()`
-    as it stands; `oom_*` are the compiler's own words when it ran out of memory.
+    as it stands; `oom_*` are the compiler's or the device's own words when it ran out of memory, and
+    `oom_kind` who says so: `compiler` (then there is no total), `predicted` (the total is above the limit) or
+    `device`.
     `step_time_source` is `measured` (the median of `step_samples_s`) or `compiler-estimate`, of which
     `unestimated_s` is of instructions that the compiler has no estimate of; `roofline_s` is what no device
     can beat. `flops` are those of the program without the recomputed ones, `flops_needed` those of the
@@ -65,6 +71,7 @@ class Record:
     oom_needed_bytes: int | None = None
     oom_allowed_bytes: int | None = None
     oom_memory: str | None = None
+    oom_kind: str | None = None
     step_time_s: float | None = None
     step_time_source: str | None = None
     step_time_iqr_s: float | None = None
@@ -94,11 +101,23 @@ class Record:
     jax: str | None = None
     jaxlib: str | None = None
     libtpu: str | None = None
+    cuda: str | None = None
 
     @classmethod
     def of(cls, case: Case, status: str, **measured: Any) -> "Record":
         """Record of `case` with `status` and what was measured."""
         return cls(case_id=case.case_id, **case.axes, status=status, **measured)
+
+    def with_steps(self, fields: Mapping[str, Any], remark: str) -> "Record":
+        """This record with what its timed steps showed, and a remark on them ("" when there is none).
+
+        A case that was predicted to run out of memory, and ran, did not.
+        """
+        found = dict(fields)
+        if self.oom_kind == PREDICTED and found.get("step_time_source") == MEASURED:
+            found |= {"status": "ok", "oom_kind": None, "oom_memory": None, "error": None, "fits": True}
+            remark = "; ".join(filter(None, ("it ran, though its total is above the limit", remark)))
+        return replace(self, **found, note="; ".join(filter(None, (self.note, remark))) or None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain mapping for a line of records.jsonl."""

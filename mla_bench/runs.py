@@ -28,9 +28,10 @@ from mla_bench.record import FAILED, SCHEMA, Record
 from mla_bench.targets import environment, parse_target
 from mla_bench.text import file_stem
 from mla_bench.verdict import Checked, ParityRow
-from mla_bench.versions import VERSIONS, compiler_flags, installed_version
+from mla_bench.versions import CUDA, CUDA_PLUGINS, VERSIONS, compiler_flags, installed_version
 
-_PACKAGES = ("mla-bench", *VERSIONS, "flax", "xprof")
+# Of the plugins for CUDA each by its own name: what does not compile for a GPU does not depend on them.
+_PACKAGES = ("mla-bench", *(name for name in VERSIONS if name != CUDA), *CUDA_PLUGINS, "flax", "xprof")
 _MANIFEST = {"scenario", "cases", "versions", "compiler_flags"}  # what is read of it
 
 

@@ -17,6 +17,7 @@ from mla_bench.errors import MlaBenchError, at, unknown_name
 from mla_bench.mesh import AXES, Mesh, format_mesh, parse_mesh
 from mla_bench.models import MODELS, WORKLOADS, Model, get_model, read_toml
 from mla_bench.targets import default_target, parse_target, smallest_slice
+from mla_bench.targets.cards import CONFIG_SUFFIXES, is_config
 from mla_bench.units import parse_size
 
 
@@ -49,6 +50,7 @@ class Scenario:
         self,
         xla_options: Iterable[str] | None = None,
         mesh: Iterable[str] | None = None,
+        target_config: Iterable[str] | None = None,
         **flags: str | None,
     ) -> "Scenario":
         """This scenario with the axes that flags give; None is a flag that was not given.
@@ -56,6 +58,7 @@ class Scenario:
         Args:
           xla_options: `key=value` each; a key that comes twice sweeps its values.
           mesh: a whole mesh each, such as `dp=2,cp=8`.
+          target_config: files that are targets beside those of `target`, or alone.
           **flags: comma-separated values by field name.
 
         Raises:
@@ -66,6 +69,10 @@ class Scenario:
             if text is not None:
                 with at(f"--{name.replace('_', '-')}"):
                     axes[name] = _values(name, _split(text))
+        if target_config:
+            with at("--target-config"):
+                configs = tuple(parse_target(_config(path)).name for path in target_config)
+                axes["target"] = tuple(dict.fromkeys((*axes.get("target", ()), *configs)))
         if xla_options:
             with at("--xla-option"):
                 axes["xla_options"] = _xla_options(xla_options)
@@ -292,9 +299,16 @@ def _texts(value: Any) -> list[str]:
     return [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
 
 
+def _config(path: str) -> str:
+    """`path`, where its name is one by which a target configuration is told from a card."""
+    if not is_config(path):
+        raise MlaBenchError(f"{path!r} is no such file by its name; rename it to end in {CONFIG_SUFFIXES[0]}")
+    return path
+
+
 def _beside(scenario: Path, text: str) -> str:
     """`text`, from the folder of `scenario` where it is a path."""
-    is_path = text.endswith(".toml") or ".py:" in text
+    is_path = text.endswith(".toml") or ".py:" in text or is_config(text.partition(":")[0])
     return str(scenario.parent / text) if is_path else text
 
 

@@ -17,7 +17,7 @@ from mla_bench.engine.sweep import Sweep, expected_cost
 from mla_bench.errors import NotWrittenError
 from mla_bench.mesh import NONE, format_mesh
 from mla_bench.progress import progress, record_line
-from mla_bench.record import FAILED
+from mla_bench.record import BY_COMPILER, FAILED
 from mla_bench.runs import Run
 from mla_bench.units import format_size
 from mla_bench.verdict import by_variant
@@ -83,7 +83,7 @@ def run_cases(say: Output, run: Run, sweep: Sweep, caught: Sequence[int]) -> boo
             if say.as_json:
                 say.records([record.to_json()])
             # What is cached, or ran out of memory at once, says nothing of how long the others take.
-            counts = not record.cached and record.status != "oom"
+            counts = not record.cached and record.oom_kind != BY_COMPILER
             ended(case.case_id, record.status, record_line(record), counts)
     return bool(caught)
 

@@ -29,18 +29,21 @@ from mla_bench.measure.collectives import collective_fields
 from mla_bench.measure.estimate import estimate_fields, roofline_s
 from mla_bench.measure.flops import Flops, count_flops, needed_flops
 from mla_bench.measure.memory import memory_fields, read_analysis
-from mla_bench.measure.oom import parse_oom
+from mla_bench.measure.oom import OutOfMemory, parse_oom
 from mla_bench.measure.program import parse_program
 from mla_bench.mesh import format_mesh
-from mla_bench.record import SCHEMA, Record
-from mla_bench.targets import LOCAL, chip_of, parse_target
-from mla_bench.targets.local import local_devices, local_limit
-from mla_bench.targets.tpu import topology_devices
+from mla_bench.record import BY_COMPILER, PREDICTED, SCHEMA, Record
+from mla_bench.targets import LOCAL, chip_of, devices_of, parse_target
+from mla_bench.targets import compile_options as target_options
+from mla_bench.targets.cards import Card, fraction_for
+from mla_bench.targets.chips import Chip
+from mla_bench.targets.local import local_limit
 from mla_bench.text import file_stem, one_line
+from mla_bench.units import format_gib
 from mla_bench.verdict import ParityRow
-from mla_bench.versions import VERSIONS, compiler_flags, installed_version
+from mla_bench.versions import CUDA, VERSIONS, compiler_flags, installed_version
 
-_COMPILER_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
+COMPILER_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
 # Of a record, what a compile alone decides; the rest is the case's own.
 _Figures = dict[str, Any]
 
@@ -103,7 +106,7 @@ def _measure(case: Case, cache: Cache, known: dict[str, Any]) -> tuple[_Figures,
         else:
             figures, profile = found
             profile = profile and rename_module(profile, f"jit_{name}")
-    if (chip := chip_of(device)) and not flops.unknown:
+    if (chip := parse_target(case.target).chip or chip_of(device)) and not flops.unknown:
         moved = sum(figures.get(f"hbm_{side}_bytes") or 0 for side in ("argument", "output"))
         own = flops.forward_and_backward // len(devices)
         figures = figures | {"roofline_s": roofline_s(own, moved, chip)}
@@ -125,18 +128,17 @@ def _compiled(
             compiled = lowered.compile(compiler_options=compile_options(case) | dump)
         except Exception as error:
             # A user's own error may quote the compiler; only the compiler's is its result.
-            oom = parse_oom(str(error)) if type(error).__name__ in _COMPILER_ERRORS else None
+            oom = parse_oom(str(error)) if type(error).__name__ in COMPILER_ERRORS else None
             if oom is None:
                 raise
-            words = {"status": "oom", "error": oom.words, "fits": False, "remark": ""}
-            sizes = {"oom_needed_bytes": oom.needed_bytes, "oom_allowed_bytes": oom.allowed_bytes}
-            return words | sizes | {"oom_memory": oom.memory}, None
+            return {"remark": "", **oom_fields(oom, BY_COMPILER)}, None
         seconds = time.perf_counter() - start
         analysis, lacking = read_analysis(compiled.memory_analysis(), argument_bytes)
         proto = find_proto(Path(scratch), module)
         fields, remark = memory_fields(device.platform, analysis, limit, proto)
         profile = proto.read_bytes() if proto else None
-    chip = chip_of(device) if case.target != LOCAL else None  # what is here is timed
+    chip = parse_target(case.target).chip
+    chip = chip if isinstance(chip, Chip) else None  # only TPU compilers estimate; what is here is timed
     program = parse_program(compiled.as_text()) if chip or case.mesh else None
     estimate, said = estimate_fields(program, chip) if program and chip else ({}, "")
     gathered = collective_fields(program) if program and case.mesh else {}
@@ -149,13 +151,40 @@ def _compiled(
         **fields,
         **estimate,
         **gathered,
+        **_prediction(case, device, fields),
     }, profile
+
+
+def oom_fields(oom: OutOfMemory, kind: str) -> _Figures:
+    """Record fields of a case that ran out of memory, by who says so."""
+    return {
+        "status": "oom",
+        "oom_kind": kind,
+        "error": oom.words,
+        "fits": False,
+        "oom_needed_bytes": oom.needed_bytes,
+        "oom_allowed_bytes": oom.allowed_bytes,
+        "oom_memory": oom.memory,
+    }
+
+
+def _prediction(case: Case, device: Any, fields: Mapping[str, Any]) -> _Figures:
+    """Record fields of a case whose total is above the limit of a GPU, whose compiler does not look at it."""
+    if device.platform != "gpu" or fields["fits"] is not False:
+        return {}
+    total, limit = fields["hbm_total_bytes"], fields["hbm_limit_bytes"]
+    words = f"predicted: {format_gib(total)} GiB are needed, {format_gib(limit)} allowed"
+    card = parse_target(case.target).chip
+    if isinstance(card, Card) and (share := fraction_for(total, card)):
+        words += f"; --gpu-fraction {share:g} would do"
+    return {"status": "oom", "oom_kind": PREDICTED, "error": words, "oom_memory": "HBM"}
 
 
 def compile_options(case: Case) -> dict[str, str | bool]:
     """Compile options as jax takes them: text, but for truth values, which XLA reads as `True` alone."""
     truth = {"true": True, "false": False}
-    return {key: truth.get(value.lower(), value) for key, value in case.xla_options}
+    options = target_options(parse_target(case.target)) | dict(case.xla_options)
+    return {key: truth.get(value.lower(), value) for key, value in options.items()}
 
 
 def _key(case: Case, program: str, device: Any, limit: int | None) -> str:
@@ -165,9 +194,10 @@ def _key(case: Case, program: str, device: Any, limit: int | None) -> str:
     seen = {
         "program": program,
         "target": case.target,
+        "chip": parse_target(case.target).chip,
         "device": (device.device_kind, getattr(device.client, "platform_version", None)),
         "limit": limit,
-        "options": sorted(case.xla_options),
+        "options": sorted(compile_options(case).items()),
         "flags": compiler_flags(),
         "settings": sorted(jax.config.values.items(), key=lambda item: item[0]),
         "versions": [installed_version(package) for package in (*VERSIONS, "xprof", "protobuf")],
@@ -249,13 +279,13 @@ def _devices(case: Case) -> tuple[Sequence[Any], int | None]:
       MlaBenchError: it has fewer than the case's mesh.
     """
     target, needed = parse_target(case.target), case.mesh_size()
-    devices = topology_devices(target) if target.kind == "tpu" else local_devices()
+    devices = devices_of(target)
     if len(devices) < needed:
         raise MlaBenchError(
             f"mesh {format_mesh(case.mesh)} needs {needed} devices, {case.target} has {len(devices)}"
             + ("; JAX_NUM_CPU_DEVICES sets how many a CPU stands for" if case.target == LOCAL else "")
         )
-    return devices[:needed], target.hbm_limit_bytes if target.kind == "tpu" else local_limit(devices[0])
+    return devices[:needed], local_limit(devices[0]) if target.kind == LOCAL else target.hbm_limit_bytes
 
 
 def _named(function: Callable, name: str) -> Callable:
@@ -314,8 +344,8 @@ def _outputs(outputs: Any) -> dict[str, str]:
 
 def _versions(device: Any) -> dict[str, str | None]:
     """Versions that a figure for `device` depends on."""
-    on_tpu = device.platform == "tpu"
-    return {package: installed_version(package) for package in VERSIONS if on_tpu or package != "libtpu"}
+    others = {"tpu": (CUDA,), "gpu": ("libtpu",)}.get(device.platform, ("libtpu", CUDA))
+    return {package: installed_version(package) for package in VERSIONS if package not in others}
 
 
 def error_words(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from mla_bench.cache import Cache
 from mla_bench.case import Case
 from mla_bench.engine.jobs import Job, run_job
 from mla_bench.engine.process import NO_LIMITS, Death, Limits
-from mla_bench.record import Record
+from mla_bench.record import PREDICTED, Record
 from mla_bench.targets import LOCAL, environment, parse_target
 from mla_bench.text import one_line
 from mla_bench.timing import time_case
@@ -109,18 +109,19 @@ def run_timed(job: Job, timing: Job | None) -> tuple[Record, bytes | None] | Dea
     """A case's record and HloProto, its timed steps included where there is a job for them.
 
     Steps that do not come about, because the machine lacks the memory, or they die or take too long, leave
-    the figures of the compile as they are, and a note.
+    the figures of the compile as they are, and a note. A device that runs out of memory makes the case `oom`;
+    what was predicted to is tried all the same.
 
     Raises:
       Exception: whatever the executor's process raises.
     """
     outcome = run_job(job)
-    if timing is None or isinstance(outcome, Death) or outcome[0].status != "ok":
+    if timing is None or isinstance(outcome, Death):
         return outcome
     record, profile = outcome
-    fields, remark = _steps(record, timing)
-    note = "; ".join(filter(None, (record.note, remark))) or None
-    return replace(record, **fields, note=note), profile
+    if record.status != "ok" and record.oom_kind != PREDICTED:
+        return outcome
+    return record.with_steps(*_steps(record, timing)), profile
 
 
 def _steps(record: Record, timing: Job) -> tuple[dict[str, Any], str]:

@@ -14,6 +14,7 @@ from mla_bench.measure.protos import message_class
 from mla_bench.units import MIB
 
 SPACES = HBM_SPACE, ONCHIP_SPACE = 0, 1
+HOST_SPACE = 5
 PROFILE_SUFFIX = ".hlo_proto.pb"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mla_bench.measure.program import Program, estimated_cycles
 from mla_bench.record import ESTIMATE
+from mla_bench.targets.cards import Card
 from mla_bench.targets.chips import Chip
 
 
@@ -42,12 +43,16 @@ def estimate_fields(program: Program, chip: Chip) -> tuple[dict[str, Any], str]:
     }, "; ".join(said)
 
 
-def roofline_s(flops: int, moved_bytes: int, chip: Chip) -> float:
+def roofline_s(flops: int, moved_bytes: int, chip: Chip | Card) -> float | None:
     """Seconds that no device of `chip` can beat: products at its peak, or each argument and output once.
+
+    None where its peak is not known.
 
     Args:
       flops: of the program on one device, without what it computes again, which a compiler may save.
       moved_bytes: arguments and outputs on one device.
       chip: with published figures.
     """
+    if chip.device_flops_per_s is None:
+        return None
     return max(flops / chip.device_flops_per_s, moved_bytes / chip.device_bytes_per_s)

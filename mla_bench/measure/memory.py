@@ -43,7 +43,7 @@ def read_analysis(analysis: Any, argument_bytes: int) -> tuple[dict[str, int | N
 
 
 def usual_sum(analysis: dict[str, int | None]) -> int | None:
-    """Arguments + outputs - aliased + temporaries: the total on the CPU and on GPUs, not on TPUs."""
+    """Arguments + outputs - aliased + temporaries: the total on the CPU, nearly so on GPUs, not on TPUs."""
     argument, output, temp, alias = (analysis[field] for field in _SUMMED)
     if argument is None or output is None or temp is None:
         return None
@@ -55,43 +55,51 @@ def memory_fields(
 ) -> tuple[dict[str, Any], str]:
     """Record fields of a compile for a jax `platform`, and a remark ("" when there is nothing to say).
 
-    `limit` is the HBM bytes allowed on the device; `hlo_proto` the compile's HloProto, which a TPU's
-    figures are read from.
+    `limit` is the HBM bytes allowed on the device; `hlo_proto` the compile's HloProto, which the
+    figures of a TPU or a GPU are read from.
     """
-    if platform == "tpu":
-        return _tpu_fields(analysis, hlo_proto, limit)
     if platform == "cpu":
         return {"host_total_bytes": usual_sum(analysis)}, ""
-    return _hbm_fields(analysis, usual_sum(analysis), FROM_SUM, limit), ""
+    return _assigned_fields(platform == "tpu", analysis, hlo_proto, limit)
 
 
-def _tpu_fields(
-    analysis: dict[str, int | None], hlo_proto: Path | None, limit: int | None
+def _assigned_fields(
+    on_tpu: bool, analysis: dict[str, int | None], hlo_proto: Path | None, limit: int | None
 ) -> tuple[dict[str, Any], str]:
     """The buffer assignment's figures, and a remark where sources disagree or one is missing."""
-    without = _hbm_fields(analysis, analysis["analysis_total_bytes"], FROM_ANALYSIS, limit)
+    if on_tpu:
+        without = _hbm_fields(analysis, analysis["analysis_total_bytes"], FROM_ANALYSIS, limit)
+    else:
+        without = _hbm_fields(analysis, usual_sum(analysis), FROM_SUM, limit)
     if hlo_proto is None:
         return without, "the compiler wrote no buffer assignment"
     try:
         allocations = buffers.allocations(hlo_proto)
     except ImportError:
         return without, "the buffer assignment is not read: protobuf is not installed"
-    in_hbm = [found for found in allocations if found.space == buffers.HBM_SPACE]
+    if on_tpu:
+        in_hbm = [found for found in allocations if found.space == buffers.HBM_SPACE]
+    else:  # registers are what is thread-local there, and any other space than the host's is a part of HBM
+        apart = [found for found in allocations if found.space != buffers.HOST_SPACE]
+        in_hbm = [found for found in apart if not found.thread_local]
     total = sum(found.size for found in in_hbm)
     onchip = sum(found.size for found in allocations if found.space == buffers.ONCHIP_SPACE)
     fields = _hbm_fields(analysis, total, FROM_BUFFERS, limit)
+    unknown = f"live peak {'and on-chip bytes are' if on_tpu else 'is'} unknown"
     try:
         hbm, chip = (buffers.memory_view(hlo_proto, space) for space in buffers.SPACES)
     except ImportError:
-        return fields, "live peak and on-chip bytes are unknown: xprof is not installed"
+        return fields, f"{unknown}: xprof is not installed"
     except ValueError as error:
-        return fields, f"live peak and on-chip bytes are unknown: {error}"
+        return fields, f"{unknown}: {error}"
     fields |= {
         "hbm_live_peak_bytes": hbm.live_peak_bytes,
         "hbm_fragmentation_bytes": total - hbm.live_peak_bytes,
-        "onchip_peak_bytes": min(chip.live_peak_bytes, onchip),
     }
     shared = sum(found.size for found in in_hbm if not found.thread_local)
+    if not on_tpu:
+        return fields, _disagreement_on_gpu(total, hbm, analysis)
+    fields |= {"onchip_peak_bytes": min(chip.live_peak_bytes, onchip)}
     return fields, _disagreements(total, shared, onchip, hbm, chip, analysis)
 
 
@@ -140,3 +148,13 @@ def _disagreements(
     if beyond >= MIB:
         said.append(f"peak_memory_in_bytes is {format_mib(beyond)} MiB over the live peak in HBM")
     return "; ".join(said)
+
+
+def _disagreement_on_gpu(total: int, hbm: buffers.MemoryView, analysis: dict[str, int | None]) -> str:
+    """A remark where XProf or the usual sum is off by more than what rounds to nothing."""
+    others = {"XProf's total": hbm.total_bytes, "memory_analysis() sums to": usual_sum(analysis)}
+    return "; ".join(
+        f"{name} {format_mib(size)} MiB, the allocations take {format_mib(total)}"
+        for name, size in others.items()
+        if size is not None and abs(size - total) >= MIB
+    )

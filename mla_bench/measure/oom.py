@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from mla_bench.text import one_line
 
 _SUFFIX = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
-_AMOUNT = r"(\d+(?:\.\d+)?)([KMGTPE]?)i?B?"
-# Each way the TPU compilers have of saying it: what they need, then what they have.
+_AMOUNT = r"(\d+(?:\.\d+)?) ?([KMGTPE]?)i?B?"
+# Each way the TPU compilers have of saying it: what they need, then what they have. And the allocators of
+# devices, as a program runs: what was asked for.
 _FORMS = tuple(
     re.compile(form.replace("AMOUNT", _AMOUNT), re.IGNORECASE)
     for form in (
@@ -19,6 +20,8 @@ _FORMS = tuple(
         r"Used AMOUNT of AMOUNT",
         r"Requires AMOUNT, has AMOUNT",
         r"allocation with size AMOUNT and limit AMOUNT",
+        r"trying to allocate AMOUNT",
+        r"Failed to allocate request for AMOUNT",
     )
 )
 _MARK = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory", re.IGNORECASE)
@@ -29,7 +32,7 @@ _MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """What the compiler said: bytes needed and allowed (None where not named), which memory, its words."""
+    """What compiler or device said: bytes needed and allowed (None where not named), which memory, words."""
 
     needed_bytes: int | None
     allowed_bytes: int | None
@@ -48,8 +51,11 @@ def parse_oom(message: str) -> OutOfMemory | None:
     memory = _MEMORY.search(message)
     if figures is None and memory is None:
         return None
-    needed, allowed = (
-        (None, None) if figures is None else (_bytes(*figures.group(1, 2)), _bytes(*figures.group(3, 4)))
+    found = iter(figures.groups() if figures else ())
+    needed, allowed, *_ = (
+        *(_bytes(number, suffix) for number, suffix in zip(found, found, strict=True)),
+        None,
+        None,
     )
     said = message[max(message.find("Ran out of memory"), 0) :]
     return OutOfMemory(needed, allowed, _spelled(memory), one_line(said))

@@ -92,7 +92,7 @@ def _draw_totals(axes: "Axes", rows: Sequence[str | Line]) -> None:
         ends = [_end(side, limit) for side in (row.before, row.after)]
         bad = row.pair.outcome in (MORE, FITS_NO_MORE)
         colour = ALARM if bad else CHUNK_COLOURS[0]
-        _dumbbell(axes, place, ends, [side.status == "oom" for side in (row.before, row.after)], colour)
+        _dumbbell(axes, place, ends, [side.is_without_total for side in (row.before, row.after)], colour)
         total = row.after.hbm_total_bytes
         words = (f"{format_gib(total)} GiB, " if total else "") + row.change
         furthest = max((end for end in ends if end), default=axes.get_xlim()[1])
@@ -107,7 +107,7 @@ def _write(axes: "Axes", place: int, words: str, left: float, **look: Any) -> No
 
 def _end(row: "plots.Row", limit: int | None) -> float | None:
     """Where a case stands on the axis: at its total, or at the limit that it runs into."""
-    size = limit if row.status == "oom" else row.hbm_total_bytes
+    size = limit if row.is_without_total else row.hbm_total_bytes
     return size / GIB if size else None
 
 

@@ -37,6 +37,7 @@ from mla_bench.report.words import (
 from mla_bench.text import one_line
 from mla_bench.units import format_gib, format_ms, format_size
 from mla_bench.verdict import FAIL
+from mla_bench.versions import CUDA
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -248,7 +249,7 @@ def to_csv_frame(evidence: Evidence, comparison: Comparison) -> "DataFrame":
 
     axes = (*_GRAPH[:3], "target", *_GRAPH[3:], "seq_len", "q_block", "head_chunk")
     figures = ("status", "hbm_total_bytes", "hbm_live_peak_bytes", "step_time_s", "step_time_source")
-    figures += ("hbm_source", "output_dtypes", "jax", "libtpu")
+    figures += ("hbm_source", "output_dtypes", "jax", "libtpu", CUDA)
     rows: list[dict[str, Any]] = []
     for line in evidence.everything:
         pair = line.pair
@@ -281,9 +282,9 @@ def signed_percent(share: float, digits: int = 1) -> str:
 
 
 def _total(row: Row) -> str:
-    if row.status == "ok":
-        return format_gib(row.hbm_total_bytes) or "?"
-    return "OOM" if row.status == "oom" else row.status
+    if row.status in FAILED:
+        return row.status
+    return "OOM" if row.is_without_total else format_gib(row.hbm_total_bytes) or "?"
 
 
 def _fits(row: Row) -> bool | None:
@@ -385,7 +386,7 @@ def _figures(comparison: Comparison, lines: Sequence[Line]) -> str:
     said = ["HBM total of one device" + (f", from {' and '.join(sources)}" if sources else "")]
     packages = [
         f"{name} {' and '.join(seen)}"
-        for name in ("libtpu", "jax")
+        for name in ("libtpu", CUDA, "jax")
         if (seen := comparison.after.seen(name)) and comparison.before.seen(name) == seen
     ]
     return "; ".join([*said, *packages, "1 GiB is 2³⁰ bytes"]) + "."

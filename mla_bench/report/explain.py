@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mla_bench.case import variant_name
 from mla_bench.errors import NotWrittenError
 from mla_bench.explain import (
     Change,
@@ -17,7 +18,6 @@ from mla_bench.explain import (
     source_line,
 )
 from mla_bench.measure.buffers import Buffer
-from mla_bench.report.words import variant_name
 from mla_bench.text import file_stem
 from mla_bench.units import GIB, format_bytes, format_gib, format_mib
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mla_bench.case import variant_name
 from mla_bench.fit import Known, Search, cheapest, fits, flags, front
 from mla_bench.mesh import format_mesh
-from mla_bench.record import ESTIMATE
+from mla_bench.record import ESTIMATE, FAILED
 from mla_bench.report import plots
 from mla_bench.report.lists import plain_table
 from mla_bench.report.table import escaped, gfm, share
-from mla_bench.report.words import STEP_WORDS, time_source, variant_name
+from mla_bench.report.words import STEP_WORDS, time_source
 from mla_bench.text import file_stem, one_line
 from mla_bench.units import GIB, format_gib, format_ms, format_size
 
@@ -207,7 +208,7 @@ def _slice(record: Known) -> str:
 
 def _stops(record: Known) -> str:
     """Why a case does not fit."""
-    if record["status"] == "ok":
+    if record["status"] not in FAILED and record["hbm_total_bytes"]:
         return f"{format_gib(record['hbm_total_bytes'])} GiB"
     if record["status"] == "oom":
         memory = record["oom_memory"] or "HBM"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from mla_bench.comparison import GROUP, beside_native, ratio, unfair
-from mla_bench.record import COLUMNS, Record
+from mla_bench.record import COLUMNS, FAILED, Record
 from mla_bench.verdict import variant_key
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ class Row(namedtuple("Row", (*COLUMNS, *DERIVED))):
         return not (self.head_chunk or self.q_block)
 
     @property
+    def is_without_total(self) -> bool:
+        """Whether it ran out of memory and nobody knows how much it would take: by its compiler."""
+        return self.status == "oom" and self.hbm_total_bytes is None
+
+    @property
     def is_compared(self) -> bool:
         """Whether its ratio to native says something about chunking."""
         return self.hbm_ratio is not None and self.unfair is None
@@ -55,7 +60,7 @@ def to_frame(records: Iterable[Mapping[str, Any]], parity: Mapping[tuple, str] |
     Bytes and counts are nullable whole numbers, empty where unknown. Two derived columns compare a chunked or
     blocked case with the native one (no head chunk, no q block) that is otherwise the same case:
 
-    - `hbm_ratio`: native's HBM total over this one's; above 1 is a saving. Empty unless both are `ok`.
+    - `hbm_ratio`: native's HBM total over this one's; above 1 is a saving. Empty unless both are known.
     - `unfair`: why the two are no comparison, a word of `UNFAIR`; empty where nothing speaks against it.
 
     A pair says something about chunking where the ratio is known and `unfair` is empty. The third, `parity`,
@@ -114,8 +119,11 @@ class Group:
         return sorted({row.q_block for row in self.rows})
 
     def total(self, row: Row) -> int | None:
-        """The bytes that are this group's figure, HBM or host memory on the CPU; None unless `ok`."""
-        if row.status != "ok":
+        """The bytes that are this group's figure, HBM or host memory on the CPU; None where there is none.
+
+        Of a case that ran out of memory by its compiler there is none; by a prediction or a device there is.
+        """
+        if row.status in FAILED:
             return None
         return row.host_total_bytes if self.is_host else row.hbm_total_bytes
 

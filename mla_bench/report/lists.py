@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from mla_bench.doctor import Finding
 from mla_bench.models import Model
+from mla_bench.targets.chips import Chip
 from mla_bench.targets.target import Target
 from mla_bench.targets.tpu import cloud_names
+from mla_bench.units import format_gib
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,16 +20,22 @@ def target_table(pairs: Iterable[tuple[str, Target]]) -> "Table":
     rows = []
     for name, target in pairs:
         if chip := target.chip:
-            figures = chip.hbm_limit_gib, chip.bf16_tflops, chip.hbm_gb_per_s
+            figures = f"{chip.hbm_limit_gib:.2f}", chip.bf16_tflops, chip.hbm_gb_per_s
             rows.append((name, target.name, chip.device_kind, target.devices, *figures))
         else:
             rows.append((name, target.name, "(devices of this machine)"))
     caption = [
-        "limit: HBM that the compiler allows on one device. TFLOP/s (dense bfloat16) and GB/s: published, of "
-        "one chip. A name alone is one chip; a larger slice has a layout, or a cloud name that means one."
+        "limit: HBM that a program may reserve on one device: by the TPU's compiler; of a GPU the share of "
+        "its memory that jax takes (--gpu-fraction). TFLOP/s (dense bfloat16) and GB/s: published, of one "
+        "chip. A name alone is one chip; a larger slice has a layout, or a cloud name that means one; h100:8 "
+        "are eight GPUs."
     ]
     for chip in dict.fromkeys(target.chip for _, target in pairs if target.chip):
-        caption += [f"{chip.name}: {cloud_names(chip)}", f"  {chip.source}"]
+        if isinstance(chip, Chip):
+            caption += [f"{chip.name}: {cloud_names(chip)}", f"  {chip.source}"]
+        else:
+            memory = f"{format_gib(chip.memory_bytes)} GiB of memory"
+            caption += [f"{chip.name}: {memory}", f"  {chip.source}"]
     headings = "name", "target", "jax calls it", "devices", "limit GiB", "TFLOP/s", "GB/s"
     return plain_table(*headings, rows=rows, caption="\n".join(caption))
 

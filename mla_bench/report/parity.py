@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from mla_bench.case import BUILT_IN, Case
+from mla_bench.case import BUILT_IN, Case, variant_name
 from mla_bench.mesh import format_mesh
 from mla_bench.report.lists import plain_table
-from mla_bench.report.words import short_variant, variant_name
+from mla_bench.report.words import short_variant
 from mla_bench.units import format_size
 from mla_bench.verdict import FAIL, NOT_COMPARED, REFERENCE, Checked, OutputParity, ParityRow
 

@@ -222,8 +222,8 @@ def draw_totals(group: Group, message: str) -> "Figure":
 
 
 def _starved(panel: Group) -> list[int]:
-    """Head chunks with cases that ran out of memory."""
-    return list(dict.fromkeys(row.head_chunk for row in panel.rows if row.status == "oom"))
+    """Head chunks with cases that ran out of memory and have no total."""
+    return list(dict.fromkeys(row.head_chunk for row in panel.rows if row.is_without_total))
 
 
 def _name_panel(figure: "Figure", panel: Group, bottom: float) -> None:
@@ -323,7 +323,7 @@ def _draw_starved(strip: "Axes", axes: "Axes", group: Group, looks: dict[int, tu
     strip.set_xticks([])
     strip.set_yticks([])
     for line, number in enumerate(starved):
-        rows = [row for row in group.rows if row.head_chunk == number and row.status == "oom"]
+        rows = [row for row in group.rows if row.head_chunk == number and row.is_without_total]
         colour, _ = looks[number]
         places = [row.seq_len for row in rows]
         strip.plot(places, [line] * len(places), linestyle="", marker="x", markeredgewidth=2, color=colour)
@@ -334,7 +334,7 @@ def _scale(axes: "Axes", group: Group, *, lowest: bool) -> None:
     """Logarithmic axes around the figures and the limit, with plain numbers on them; named below alone."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
-    seqs = sorted({row.seq_len for row in group.rows if group.total(row) or row.status == "oom"})
+    seqs = sorted({row.seq_len for row in group.rows if group.total(row) or row.is_without_total})
     sizes = [size / GIB for size in (*map(group.total, group.rows), group.limit) if size]
     margin = 2 if len(seqs) == 1 else (seqs[-1] / seqs[0]) ** 0.05
     axes.set_xscale("log", base=2)

@@ -2,10 +2,12 @@
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mla_bench.case import variant_name
+from mla_bench.comparison import GROUP
 from mla_bench.record import FAILED
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.report.plots import planned
@@ -40,7 +42,13 @@ the chip's clock. **Roofline** is what no device can beat: products at the publi
 outputs once through HBM. FLOPs are of products. **Recomputed** ones, of a rematerialised backward pass, are
 not in the **program's**; **needed** are those of the mathematics: of visible and selected keys alone.
 **OOM** has no total: its note has the compiler's words, which say where it gave up, not what a fit takes.
+A GPU's compiler never gives up: a case whose total is above the limit has the total, and NO.
 """
+
+
+# What cases share that stand beside each other though their targets differ, and how many targets have room.
+_BESIDE_TARGET = tuple(axis for axis in GROUP if axis not in ("target", "mesh"))
+_TARGETS = 4
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,9 @@ def terminal_tables(frame: "DataFrame") -> "Renderables":
     rows = rows_of(frame)
     warning = version_warning(rows)
     parts = [Text(f"{warning}\n", style="bold")] if warning else []
-    for group in groups(rows):
-        parts += _dressed(_sheet(group))
+    found = groups(rows)
+    for sheet in (*map(_sheet, found), *_across(found)):
+        parts += _dressed(sheet)
     return Renderables(*parts)
 
 
@@ -88,7 +97,10 @@ def summary_markdown(frame: "DataFrame") -> str:
         )
     preface = [f"> **{escaped(warning)}**"] if warning else []
     parts = ["# Summary", *preface, "\n".join(claims), PREFACE.rstrip()]
-    for group in groups(rows):
+    found = groups(rows)
+    for sheet in _across(found, wide=True):
+        parts += _marked_down(sheet)
+    for group in found:
         parts += _marked_down(_sheet(group, wide=True))
         parts += [f"![{escaped(plot.title)}](plots/{plot.name})" for plot in planned(group)]
     return "\n\n".join(parts) + "\n"
@@ -111,6 +123,59 @@ def _sheet(group: Group, wide: bool = False) -> Sheet:
         cells=tuple(zip(*shown.values(), strict=True)),
         notes=tuple(numbers),
     )
+
+
+def _across(found: Sequence[Group], wide: bool = False) -> Iterator[Sheet]:
+    """The totals of the same cases on several targets, a column a target, all or as many as have room."""
+    alike: dict[tuple, list[Group]] = {}
+    for group in found:
+        if not group.is_host:
+            alike.setdefault(tuple(getattr(group.first, axis) for axis in _BESIDE_TARGET), []).append(group)
+    for members in alike.values():
+        if len({group.first.target for group in members}) < 2:
+            continue
+        most = len(members) if wide else _TARGETS
+        yield from map(_targets_sheet, _batches(members, most))
+
+
+def _batches(members: Sequence[Group], most: int) -> Iterator[Sequence[Group]]:
+    """`members` in parts of nearly the same number, at most `most`."""
+    parts = -(-len(members) // most)
+    size = -(-len(members) // parts)
+    return (members[start : start + size] for start in range(0, len(members), size))
+
+
+def _targets_sheet(members: Sequence[Group]) -> Sheet:
+    cells: dict[tuple[int, int, int], dict[str, str]] = {}
+    for group in members:
+        for row in group.rows:
+            point = row.seq_len, row.q_block, row.head_chunk
+            fails = " NO" if _fit(group, row).startswith("NO") and not row.is_without_total else ""
+            cells.setdefault(point, {})[_column(group)] = _total(group, row) + fails
+    row = members[0].first
+    names = [_column(group) for group in members]
+    return Sheet(
+        title=f"{row.workload} · {row.mode} · {row.model}: HBM total of one device, GiB",
+        facts=(facts(members[0], with_limit=False), "NO is above the limit, OOM has no total"),
+        headings=("seq", "variant", *names),
+        cells=(
+            ("", "limit", *(format_gib(group.limit) for group in members)),
+            *(
+                (
+                    format_size(point[0]),
+                    variant_name(point[2], point[1]),
+                    *(found.get(name, "") for name in names),
+                )
+                for point, found in sorted(cells.items())
+            ),
+        ),
+        notes=(),
+    )
+
+
+def _column(group: Group) -> str:
+    mesh = f"\n{group.first.mesh}" if group.first.mesh else ""
+    return f"{group.first.target}{mesh}"
 
 
 def _columns(group: Group, wide: bool) -> dict[str, Callable[[Group, Row], str]]:
@@ -176,16 +241,16 @@ def _step(group: Group, row: Row) -> str:
 
 
 def _total(group: Group, row: Row) -> str:
-    if row.status == "ok":
-        return format_gib(group.total(row))
-    return "OOM" if row.status == "oom" else row.status
+    if row.status in FAILED:
+        return row.status
+    return "OOM" if row.is_without_total else format_gib(group.total(row))
 
 
 def _against_native(group: Group, row: Row) -> str:
-    if row.status != "ok":
+    if row.status in FAILED or row.is_without_total:
         return ""
     native = group.natives.get(row.seq_len, row)
-    stopped = {"ok": "", "oom": "native OOM"}.get(native.status, "no native")
+    stopped = "no native" if native.status in FAILED else "native OOM" if native.is_without_total else ""
     return against_native(row) or stopped
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from mla_bench.case import BUILT_IN, STAGES, differing
+from mla_bench.case import BUILT_IN, STAGES, differing, variant_name
 from mla_bench.comparison import SAME
-from mla_bench.record import ESTIMATE, MEASURED
+from mla_bench.record import ESTIMATE, FAILED, MEASURED, ON_DEVICE, PREDICTED
 from mla_bench.report.frame import UNFAIR, Group, Row, groups, rows_of
 from mla_bench.units import format_gib, format_ms, format_size
 from mla_bench.verdict import PASS
-from mla_bench.versions import VERSIONS
+from mla_bench.versions import CUDA, VERSIONS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -92,7 +92,7 @@ def title(row: Row) -> str:
     return f"{row.workload} · {row.mode} · {row.model} · {row.target}{mesh}"
 
 
-def facts(group: Group) -> str:
+def facts(group: Group, *, with_limit: bool = True) -> str:
     """What is the same in all cases of a group, beside its title."""
     row = group.first
     said = [f"batch {row.batch}", row.dtype]
@@ -102,7 +102,7 @@ def facts(group: Group) -> str:
     said += [f"{row.attention} attention"] if row.workload == "mla" else []
     said += [f"impl {row.impl}"] if row.impl != BUILT_IN else []
     said += [row.xla_options] if row.xla_options else []
-    said += [f"limit {format_gib(group.limit)} GiB"] if group.limit else []
+    said += [f"limit {format_gib(group.limit)} GiB"] if group.limit and with_limit else []
     return " · ".join(said)
 
 
@@ -110,6 +110,7 @@ def provenance(group: Group) -> str:
     """Where a group's figures come from: one device, by which source and versions."""
     sources = [f"from {source}" for source in distinct(group.rows, "hbm_source")]
     versions = [f"{name} {version}" for name in ("libtpu", "jax") for version in distinct(group.rows, name)]
+    versions += distinct(group.rows, CUDA)
     return " · ".join(["per device", *sources, *versions])
 
 
@@ -121,13 +122,6 @@ def details(row: Row) -> list[str]:
 def variant(row: Row) -> str:
     """How a case is cut, in words."""
     return variant_name(row.head_chunk, row.q_block)
-
-
-def variant_name(head_chunk: int, q_block: int) -> str:
-    """Head chunk and q block in words: `chunk 8`, `q block 256`, `q block 256 with chunk 8`, or `native`."""
-    chunk = f"chunk {head_chunk}" if head_chunk else ""
-    block = f"q block {q_block}" if q_block else ""
-    return " with ".join(filter(None, (block, chunk))) or "native"
 
 
 def short_variant(head_chunk: int, q_block: int) -> str:
@@ -177,8 +171,15 @@ def time_source(source: str) -> str:
 
 
 def out_of_memory(row: Row) -> str:
-    """The compiler's own words on an `oom` case; the figure in them is no total."""
+    """Who says that an `oom` case runs out of memory, and how; the figure in such words is no total."""
+    if row.oom_kind == PREDICTED:
+        return row.error or "predicted to run out of memory"
     memory = row.oom_memory or "memory"  # as the compiler names it
+    if row.oom_kind == ON_DEVICE:
+        asked = (
+            f"; {format_gib(row.oom_needed_bytes)} GiB were asked for at once" if row.oom_needed_bytes else ""
+        )
+        return f"the device ran out of {memory}{asked}"
     if row.oom_needed_bytes is None:
         return f"out of {memory}; the compiler gave no figure"
     allowed = f", {format_gib(row.oom_allowed_bytes)} GiB allowed" if row.oom_allowed_bytes else ""
@@ -205,7 +206,7 @@ def _blocks(members: Sequence[Group]) -> Iterator[str]:
     for group in members:
         least: dict[bool, dict[int, Row]] = {True: {}, False: {}}
         for row in group.rows:
-            if row.status == "ok" and row.hbm_total_bytes and not row.is_native and row.unfair is None:
+            if row.hbm_total_bytes and not row.is_native and row.unfair is None:
                 best = least[bool(row.q_block)].get(row.seq_len, row)
                 if row.hbm_total_bytes <= best.hbm_total_bytes:
                     least[bool(row.q_block)][row.seq_len] = row
@@ -313,7 +314,7 @@ def _failures(rows: Sequence[Row]) -> str:
 def _fits(row: Row) -> bool | None:
     if row.status == "oom":
         return False
-    return None if row.status != "ok" or row.hbm_total_bytes is None else row.fits is not False
+    return None if row.status in FAILED or row.hbm_total_bytes is None else row.fits is not False
 
 
 def _ceiling(row: Row) -> str:

@@ -1,7 +1,6 @@
 """TPU generations: what jax calls them, what the compiler allows on them, and their published figures."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from mla_bench.units import GIB
 
@@ -160,8 +159,3 @@ CHIPS: dict[str, Chip] = {
         ),
     )
 }
-
-
-def chip_of(device: Any) -> Chip | None:
-    """The chip that a jax device is, or is a part of; None for what is no TPU."""
-    return next((chip for chip in CHIPS.values() if chip.device_kind == device.device_kind), None)

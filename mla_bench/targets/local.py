@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+PLUGINS = "jax_cuda12_plugin", "jax_cuda13_plugin"  # that drive an NVIDIA GPU
 _GOOGLE = "0x1ae0"  # PCI vendor
 
 
@@ -13,7 +14,7 @@ def has_accelerator(root: Path = Path("/")) -> bool:
     Looks at device nodes below `root` alone, so it is cheap and leaves the devices free.
     """
     return (_has_tpu(root) and _installed("libtpu")) or (
-        (root / "dev/nvidia0").exists() and _installed("jax_cuda12_plugin", "jax_cuda13_plugin")
+        any((root / "dev").glob("nvidia[0-9]*")) and _installed(*PLUGINS)
     )
 
 

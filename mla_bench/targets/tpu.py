@@ -5,11 +5,12 @@ Nothing of jax is imported until devices are asked for.
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from mla_bench.errors import MlaBenchError, unknown_name
 from mla_bench.targets.chips import CHIPS, Chip
-from mla_bench.targets.target import LOCAL, Target
+from mla_bench.targets.target import Target
 
 # Chips of a host as libtpu lays them out, whatever the generation; a single chip is the one exception.
 _HOST = (2, 2, 1)
@@ -18,17 +19,17 @@ _HOST = (2, 2, 1)
 _SPELLINGS = {spelling: chip for chip in CHIPS.values() for spelling in (chip.name, *chip.prefixes)}
 
 
-def parse_slice(text: str) -> Target:
+def parse_slice(text: str, others: Iterable[str] = ()) -> Target:
     """The slice that `text` names: `v5p` (one chip), `v5p:4x4x4` (a layout), `v5p-128` (a cloud name).
 
     Raises:
-      MlaBenchError: there is no such slice.
+      MlaBenchError: there is no such slice; `others` are names of targets that are no slices.
     """
     asked = text.strip().lower()
     head = _head(asked)
     rest = asked[len(head) :]
     if (chip := _SPELLINGS.get(head)) is None:
-        raise _unknown(asked, text)
+        raise _unknown(asked, text, others)
     if not rest:
         return Target(chip, (1,) * chip.rank)
     if re.fullmatch(r":\d{1,6}(x\d{1,6})*", rest):
@@ -85,7 +86,7 @@ def topology_devices(target: Target) -> list[Any]:
     """
     from jax.experimental import topologies
 
-    if (chip := target.chip) is None:
+    if not isinstance(chip := target.chip, Chip):
         raise MlaBenchError(f"target {target.name!r} is no TPU slice")
     options: dict[str, str | tuple[int, ...]] = (
         {"chip_config_name": chip.chip_config} if chip.chip_config else {}
@@ -115,12 +116,12 @@ def _head(text: str) -> str:
     return re.split("[:-]", text)[0]
 
 
-def _unknown(asked: str, text: str) -> MlaBenchError:
+def _unknown(asked: str, text: str, others: Iterable[str]) -> MlaBenchError:
     """The error for a name whose chip is not known."""
     if near := [word for word in asked.split() if _head(word) in _SPELLINGS]:
         return MlaBenchError(f"there is no target {text!r}; did you mean {near[0]}?")
     forms = "a chip's with a layout too (v5p:4x4x4) or as a cloud name (v5p-128, v5litepod-16)"
-    return unknown_name("target", _head(asked), (*_SPELLINGS, LOCAL), forms)
+    return unknown_name("target", _head(asked), (*_SPELLINGS, *others), forms)
 
 
 def _usual_layout(chip: Chip, chips: int) -> tuple[int, ...]:
