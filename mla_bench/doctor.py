@@ -12,16 +12,20 @@ from mla_bench.targets import default_target, environment, parse_target
 from mla_bench.targets.local import has_accelerator
 from mla_bench.text import one_line
 from mla_bench.units import GIB
-from mla_bench.versions import installed_version
+from mla_bench.versions import CUDA, installed_version
 
 _PACKAGES = {
     "jax": "builds and lowers the graphs",
     "jaxlib": "belongs to jax",
     "flax": "the modules",
     "libtpu": "the TPU compiler",
+    CUDA: "the compiler for GPUs",
     "protobuf": "the buffer assignment, and so HBM totals",
     "xprof": "live peak and on-chip bytes",
 }
+
+
+_OPTIONAL = ("xprof", "libtpu", CUDA)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ def examine() -> list[Finding]:
         Finding(
             "accelerator here", "yes" if has_accelerator() else "none; default target " + default_target()
         ),
-        _tpu_compiler(),
+        _compiler("TPU", "v5e", "libtpu", 'pip install -U "jax[tpu]"'),
+        _compiler("GPU", "h100", CUDA, 'pip install -U "mla-bench[cuda]", of the version of jax'),
     ]
 
 
@@ -53,9 +58,10 @@ def _package(name: str, use: str) -> Finding:
         return Finding(name, f"{version}, {use}")
     remedy = {
         "libtpu": 'pip install "jax[tpu]" (Linux on x86-64 only)',
+        CUDA: 'pip install "mla-bench[cuda]" (Linux only; no GPU and no CUDA toolkit needed)',
         "xprof": "pip install tensorboard-plugin-profile",
     }.get(name, f"pip install {name}")
-    return Finding(name, f"missing: {use}", ok=False, required=name not in ("xprof", "libtpu"), remedy=remedy)
+    return Finding(name, f"missing: {use}", ok=False, required=name not in _OPTIONAL, remedy=remedy)
 
 
 def _machine() -> Finding:
@@ -66,21 +72,21 @@ def _machine() -> Finding:
     )
 
 
-def _tpu_compiler() -> Finding:
-    """Whether a topology of the smallest TPU opens in a worker, as every sweep for a TPU needs."""
-    target = parse_target("v5e")
+def _compiler(kind: str, smallest: str, package: str, remedy: str) -> Finding:
+    """Whether a device of one target opens in a worker, as every sweep for its kind needs."""
+    target = parse_target(smallest)
     job = Job(_device_kind, target.name, environment(target), BUILT_IN, Limits(seconds=120))
     try:
         with local_executor(1) as executor:
-            kind = executor.submit(run_job, job).result()
+            found = executor.submit(run_job, job).result()
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the installation is the finding
-        kind = Death("error", one_line(str(error)))
-    if isinstance(kind, str):
-        return Finding("TPU compiles", f"work without a TPU ({kind} opened)")
-    # Where there is no libtpu, that is the finding, and local is still there to compile for.
-    there = installed_version("libtpu") is not None
-    remedy = 'pip install -U "jax[tpu]"' if there else "see libtpu"
-    return Finding("TPU compiles", kind.words, ok=False, required=there, remedy=remedy)
+        found = Death("error", one_line(str(error)))
+    if isinstance(found, str):
+        return Finding(f"{kind} compiles", f"work without a {kind} ({found} opened)")
+    # Where the package is missing, that is the finding, and other targets are still there to compile for.
+    there = installed_version(package) is not None
+    remedy = remedy if there else f"see {package}"
+    return Finding(f"{kind} compiles", found.words, ok=False, required=there, remedy=remedy)
 
 
 def _device_kind(target_name: str) -> str:

@@ -77,7 +77,7 @@ class Pair:
 
     @property
     def off(self) -> float | None:
-        """How much more was predicted than the device's own peak, as a share of it; None unless both are known."""
+        """How much more was predicted than the device's own peak, as a share of it; None without both."""
         predicted, peak = self._of("predicted", "hbm_total_bytes"), self._of("measured", "device_peak_bytes")
         return predicted / peak - 1 if predicted and peak else None
 
@@ -166,7 +166,7 @@ def verdict(pairs: Sequence[Pair]) -> str:
     bad = sum(bool(pair.faults) for pair in pairs)
     return (
         f"Predicted HBM is within {max(off):.2%} of the device's own peak in {len(off)} of {len(pairs)} "
-        "cases; " + (f"{bad} cases need a look." if bad else "every case agrees.")
+        "cases; " + (f"{bad} of them need{'s' if bad == 1 else ''} a look." if bad else "every case agrees.")
     )
 
 

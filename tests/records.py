@@ -10,7 +10,7 @@ from mla_bench.case import Case
 from mla_bench.models import MODELS
 from mla_bench.record import Record
 from mla_bench.scenario import Scenario, plain
-from mla_bench.targets.chips import CHIPS
+from mla_bench.targets import parse_target
 from mla_bench.units import GIB, MIB
 
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
@@ -23,7 +23,7 @@ def case(workload="indexer-loss", mode="train", seq_len=8192, head_chunk=0, **ch
 def ok(of: Case, total: float, live: float | None = None, **changed) -> dict:
     """Record of a case that fits, from its total and live peak in GiB; the fields add up."""
     total_bytes, live_bytes = (int(size * GIB) for size in (total, live or total))
-    limit = CHIPS[of.target].hbm_limit_bytes
+    limit = parse_target(of.target).hbm_limit_bytes
     arguments, outputs, aliased = (int(total_bytes * share) for share in (0.02, 0.005, 0.001))
     measured = {
         "hbm_total_bytes": total_bytes,
@@ -45,7 +45,7 @@ def ok(of: Case, total: float, live: float | None = None, **changed) -> dict:
 
 def oom(of: Case, needed: float | None = 81.01, **changed) -> dict:
     """Record of a case that ran out of memory, with the compiler's needed GiB."""
-    limit = CHIPS[of.target].hbm_limit_bytes
+    limit = parse_target(of.target).hbm_limit_bytes
     measured = {
         "error": "CompileTimeHbmOom: Ran out of memory on HBM",
         "fits": False,
@@ -55,6 +55,12 @@ def oom(of: Case, needed: float | None = 81.01, **changed) -> dict:
         "oom_memory": "HBM",
     }
     return Record.of(of, "oom", **(measured | VERSIONS | changed)).to_json()
+
+
+def predicted(of: Case, total: float) -> dict:
+    """Record of a case for a GPU that its total in GiB does not fit."""
+    words = {"oom_kind": "predicted", "oom_memory": "HBM", "error": f"predicted: {total:.2f} GiB are needed"}
+    return ok(of, total) | {"status": "oom", **words}
 
 
 def host(of: Case, total: float) -> dict:
@@ -149,6 +155,7 @@ def make() -> SimpleNamespace:
         case=case,
         ok=ok,
         oom=oom,
+        predicted=predicted,
         host=host,
         failed=failed,
         loss_on=loss_on,

@@ -29,6 +29,8 @@ _LOOK_S = 0.25  # between two looks at a worker
 _END_S = 10.0  # from the end of a worker's pipe to its own
 # Severity, date, time, thread and source line, which the compiler puts before its words.
 _LOG_PREFIX = re.compile(r"^[IWEF]\d{4} \S+\s+\d+ \S+\] ")
+# What jax's CUDA plugin says wherever there is no GPU, and what every library says before its log begins.
+_NOISE = re.compile(r"Could not find cuda drivers|All log messages before absl::InitializeLog")
 _NO_MEMORY = re.compile(r"std::bad_alloc|cannot allocate memory|MemoryError", re.IGNORECASE)
 
 
@@ -173,7 +175,8 @@ class WorkerProcess:
             .decode(errors="replace")
             .splitlines()
         )
-        return [_LOG_PREFIX.sub("", line).strip() for line in lines if line.strip()][-_STDERR_LINES:]
+        words = [line for line in lines if line.strip() and not _NOISE.search(line)]
+        return [_LOG_PREFIX.sub("", line).strip() for line in words][-_STDERR_LINES:]
 
 
 def _kernel_kills(counters: Path = Path("/proc/vmstat")) -> int:

@@ -23,7 +23,7 @@ def target_table(pairs: Iterable[tuple[str, Target]]) -> "Table":
             figures = f"{chip.hbm_limit_gib:.2f}", chip.bf16_tflops, chip.hbm_gb_per_s
             rows.append((name, target.name, chip.device_kind, target.devices, *figures))
         else:
-            rows.append((name, target.name, "(devices of this machine)"))
+            rows.append((name, target.name, "(this machine)"))
     caption = [
         "limit: HBM that a program may reserve on one device: by the TPU's compiler; of a GPU the share of "
         "its memory that jax takes (--gpu-fraction). TFLOP/s (dense bfloat16) and GB/s: published, of one "

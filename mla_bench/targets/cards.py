@@ -106,7 +106,7 @@ def parse_fraction(text: str, where: str) -> float:
 
 
 def fraction_for(total_bytes: int, card: Card) -> float | None:
-    """The smallest share, in hundredths, with which so much fits `card`; None beyond 97%, which is too much."""
+    """The smallest share, in hundredths, with which so much fits `card`; None above 97%."""
     share = -(-total_bytes * 100 // card.memory_bytes) / 100
     return share if share <= 0.97 else None
 

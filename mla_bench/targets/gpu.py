@@ -22,7 +22,8 @@ def parse_gpu(text: str) -> Target | None:
     None where it is no GPU's name.
 
     Raises:
-      MlaBenchError: it is one, but of an impossible number of cards, or of a file that cannot be used.
+      MlaBenchError: it is one, but of an impossible number of cards, of several sizes, or of a file that
+        cannot be used.
     """
     head, mark, rest = text.strip().rpartition(":")
     if not mark or not (is_config(head) or head.lower() in _SPELLINGS):
@@ -30,6 +31,8 @@ def parse_gpu(text: str) -> Target | None:
     if is_config(head):
         card = read_card(head)
     elif (card := _SPELLINGS.get(head.lower())) is None:
+        if sizes := [name for name in CARDS if name.startswith(f"{head.lower()}-")]:
+            raise MlaBenchError(f"{text!r} has {len(sizes)} memory sizes: write {' or '.join(sizes)}")
         return None
     if not rest:
         return Target(card, (1,))

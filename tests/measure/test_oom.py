@@ -61,6 +61,22 @@ def test_the_line_that_says_it_is_kept():
     assert oom.words.startswith("Ran out of memory in memory space vmem while allocating on stack")
 
 
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 68719476736 bytes.", 2**36),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 64.00GiB.\nBufferAssignment", 2**36),
+        (
+            "RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0",
+            176 << 20,
+        ),
+    ],
+)
+def test_a_devices_words_say_what_was_asked_for(words, needed):
+    oom = understood(words)
+    assert (oom.needed_bytes, oom.allowed_bytes, oom.memory) == (needed, None, "HBM")
+
+
 def test_words_without_figures_are_still_out_of_memory():
     oom = understood("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
     assert (oom.needed_bytes, oom.allowed_bytes, oom.memory) == (None, None, "HBM")

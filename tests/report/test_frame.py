@@ -110,9 +110,16 @@ def test_unequal_dtypes_are_known_without_any_figure(make):
     assert (row.hbm_ratio, row.unfair) == (None, "≠ dtypes")
 
 
-def test_a_case_out_of_memory_has_no_ratio_even_with_a_figure(make):
-    records = [make.oom(make.case(), hbm_total_bytes=HUGE), make.ok(make.case(head_chunk=8), 6.63)]
-    assert rows_of(to_frame(records))[1].hbm_ratio is None
+def test_a_case_out_of_memory_has_a_ratio_where_its_total_is_known_alone(make):
+    chunked = make.ok(make.case(head_chunk=8), 2)
+    given_up = rows_of(to_frame([make.oom(make.case()), chunked]))
+    assert given_up[0].is_without_total
+    assert given_up[1].hbm_ratio is None
+    # A GPU's compiler does not look at a limit: the total is known, and above it.
+    native, chunked = make.case(target="l4"), make.ok(make.case(target="l4", head_chunk=8), 2)
+    rows = rows_of(to_frame([make.predicted(native, 32), chunked]))
+    assert not rows[0].is_without_total
+    assert (rows[1].hbm_ratio, rows[1].is_compared) == (16, True)
 
 
 def test_forward_and_train_are_never_in_one_group(make):

@@ -6,6 +6,7 @@ from mla_bench.doctor import Finding
 from mla_bench.models import MODELS
 from mla_bench.report.lists import doctor_table, model_table, plain_table, target_table
 from mla_bench.targets import named_targets
+from mla_bench.targets.cards import CARDS
 from mla_bench.targets.chips import CHIPS
 
 
@@ -44,9 +45,11 @@ def test_targets_show_figures_of_the_chip_and_their_source_in_80_columns():
     lines = shown(target_table(named_targets()))
     assert row(lines, "v5p", "v5p") == ["TPU", "v5", "1", "95.73", "459", "2765"]
     assert row(lines, "tpu7x", "tpu7x") == ["TPU7x", "2", "94.74", "2307", "7380"]
-    assert row(lines, "local", "local") == ["(devices", "of", "this", "machine)"]
+    assert row(lines, "local", "local") == ["(this", "machine)"]
     assert "v5e: v5litepod-4 (v5e:2x2), v5litepod-16 (v5e:4x4)" in lines
-    for chip in CHIPS.values():
+    assert row(lines, "h200", "h200") == ["NVIDIA", "H200", "1", "104.85", "989.5", "4800"]
+    assert "h200: 139.80 GiB of memory" in lines
+    for chip in (*CHIPS.values(), *CARDS.values()):
         assert f"  {chip.source}" in lines  # unbroken, to be copied
 
 

@@ -178,7 +178,7 @@ def test_mixed_versions_are_said_before_any_figure(make):
 
 def test_markdown_rows_have_as_many_cells_as_their_heading(sweep):
     tables = re.findall(r"(?:^\|.*\n)+", summary_markdown(to_frame(sweep)), flags=re.MULTILINE)
-    assert len(tables) == 5
+    assert len(tables) == 6  # of the targets beside each other, and of each group
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
