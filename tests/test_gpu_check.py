@@ -43,7 +43,7 @@ def test_it_covers_what_it_must():
 
 @pytest.mark.skipif(not installed_version(CUDA), reason="jax's CUDA plugin is not installed")
 def test_a_rehearsal_without_a_gpu_goes_all_the_way_and_claims_nothing(tmp_path):
-    process = script("--rehearse", "--only", "2", "--out", tmp_path)
+    process = script("--rehearse", "--only", "1", "--out", tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
     text = (tmp_path / "rehearsal" / "README.md").read_text()
     assert text in process.stdout
@@ -51,8 +51,8 @@ def test_a_rehearsal_without_a_gpu_goes_all_the_way_and_claims_nothing(tmp_path)
     assert "Nothing was measured on a GPU: no prediction is checked by this." in text
     assert "| indexer-loss, train, 64, native |" in text
     records = read_records(tmp_path / "rehearsal")
-    assert [record["status"] for record in records] == ["ok"] * 4
-    predicted, measured = records[:2]
+    assert [record["status"] for record in records] == ["ok"] * 2
+    predicted, measured = records
     assert predicted["hbm_total_bytes"] > 0
     assert predicted["target"].endswith("card.gpu_target_config.pbtxt")
     assert measured["step_time_source"] == "measured"

@@ -333,7 +333,7 @@ def _subject(line: Line, comparison: Comparison) -> str:
     """The case, as the subject of a sentence."""
     row = line.after
     what = ", ".join((row.mode, *([row.mesh] if row.mesh else []), *details(row)))
-    place = f"{row.workload} at {format_size(row.seq_len)} on {row.target} ({what})"
+    place = f"{row.workload} at {format_size(row.seq_len)} on {row.target_name} ({what})"
     if comparison.is_within or row.head_chunk or row.q_block:
         place = f"{variant(row)} of {place}"
     return f"{place[0].upper()}{place[1:]}"

@@ -44,6 +44,11 @@ class Row(namedtuple("Row", (*COLUMNS, *DERIVED))):
         return not (self.head_chunk or self.q_block)
 
     @property
+    def target_name(self) -> str:
+        """Its target, of a file the name alone."""
+        return Path(self.target).name
+
+    @property
     def is_without_total(self) -> bool:
         """Whether it ran out of memory and nobody knows how much it would take: by its compiler."""
         return self.status == "oom" and self.hbm_total_bytes is None

@@ -310,7 +310,7 @@ def _draw_lines(axes: "Axes", group: Group, looks: dict[int, tuple[str, str]]) -
 def _draw_limit(axes: "Axes", group: Group) -> None:
     if not group.is_host and group.limit:
         limit = group.limit / GIB
-        name = f"{group.first.target.partition(':')[0]} limit {format_gib(group.limit)} GiB"
+        name = f"{group.first.target_name.partition(':')[0]} limit {format_gib(group.limit)} GiB"
         axes.axhline(limit, color=FAINT, linestyle=(0, (5, 3)), linewidth=1)
         label(axes, (axes.get_xlim()[0], limit), name, rise=7, color=FAINT)
 

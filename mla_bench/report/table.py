@@ -146,36 +146,33 @@ def _batches(members: Sequence[Group], most: int) -> Iterator[Sequence[Group]]:
 
 
 def _targets_sheet(members: Sequence[Group]) -> Sheet:
-    cells: dict[tuple[int, int, int], dict[str, str]] = {}
-    for group in members:
+    cells: dict[tuple[int, int, int], list[str]] = {}
+    for place, group in enumerate(members):
         for row in group.rows:
             point = row.seq_len, row.q_block, row.head_chunk
-            fails = " NO" if _fit(group, row).startswith("NO") and not row.is_without_total else ""
-            cells.setdefault(point, {})[_column(group)] = _total(group, row) + fails
+            above = _fit(group, row).startswith("NO") and not row.is_without_total
+            shown = cells.setdefault(point, [""] * len(members))
+            shown[place] = _total(group, row) + (" NO" if above else "")
     row = members[0].first
-    names = [_column(group) for group in members]
+    meshes = (f"\n{group.first.mesh}" if group.first.mesh else "" for group in members)
+    limits = [("", "limit", *(format_gib(group.limit) for group in members))]
     return Sheet(
         title=f"{row.workload} · {row.mode} · {row.model}: HBM total of one device, GiB",
         facts=(facts(members[0], with_limit=False), "NO is above the limit, OOM has no total"),
-        headings=("seq", "variant", *names),
+        headings=(
+            "seq",
+            "variant",
+            *(f"{group.first.target_name}{mesh}" for group, mesh in zip(members, meshes, strict=True)),
+        ),
         cells=(
-            ("", "limit", *(format_gib(group.limit) for group in members)),
+            *limits,
             *(
-                (
-                    format_size(point[0]),
-                    variant_name(point[2], point[1]),
-                    *(found.get(name, "") for name in names),
-                )
-                for point, found in sorted(cells.items())
+                (format_size(seq_len), variant_name(head_chunk, q_block), *shown)
+                for (seq_len, q_block, head_chunk), shown in sorted(cells.items())
             ),
         ),
         notes=(),
     )
-
-
-def _column(group: Group) -> str:
-    mesh = f"\n{group.first.mesh}" if group.first.mesh else ""
-    return f"{group.first.target}{mesh}"
 
 
 def _columns(group: Group, wide: bool) -> dict[str, Callable[[Group, Row], str]]:

@@ -89,7 +89,7 @@ def distinct(rows: Sequence[Row], name: str) -> list[Any]:
 def title(row: Row) -> str:
     """Names of a group, for a heading."""
     mesh = f" · {row.mesh}" if row.mesh else ""
-    return f"{row.workload} · {row.mode} · {row.model} · {row.target}{mesh}"
+    return f"{row.workload} · {row.mode} · {row.model} · {row.target_name}{mesh}"
 
 
 def facts(group: Group, *, with_limit: bool = True) -> str:
@@ -335,7 +335,7 @@ def _place(row: Row) -> str:
 
 def _where(row: Row) -> str:
     said = [*([row.mesh] if row.mesh else []), *details(row)]
-    return f"{row.target} ({', '.join(said)})" if said else row.target
+    return f"{row.target_name} ({', '.join(said)})" if said else row.target_name
 
 
 def _difference(one: Row, other: Row) -> str:
