@@ -35,7 +35,7 @@ def ok(of: Case, total: float, live: float | None = None, **changed) -> dict:
         "hbm_temp_bytes": total_bytes - arguments - outputs + aliased,
         "onchip_peak_bytes": 96 * MIB,
         "hbm_limit_bytes": limit,
-        "fits": total_bytes <= limit,
+        "fits": limit is not None and total_bytes <= limit,
         "hbm_source": "buffer assignment",
         "chunk_applies": True,
         "output_dtypes": "loss:float32",

@@ -161,9 +161,9 @@ def test_a_prediction_is_plotted_and_told_with_its_total(make):
         ]
     )
     assert "| 8k | native | 60.00 |" in summary_markdown(frame)
-    console = Console(width=80, file=io.StringIO())
-    console.print(terminal_tables(frame))
-    assert re.search(r"8k  native +60\.00 .* NO 363%", console.file.getvalue())
+    written = io.StringIO()
+    Console(width=80, file=written).print(terminal_tables(frame))
+    assert re.search(r"8k  native +60\.00 .* NO 363%", written.getvalue())
     said = " ".join(closing(frame))
     assert "chunk 8 of indexer-loss at 8k on l4 needs 10.0× less HBM than native" in said
     assert "native does not fit 16.52 GiB; chunk 8 does with 6.00 GiB" in said
