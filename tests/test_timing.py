@@ -236,3 +236,100 @@ def test_a_profiler_that_runs_already_is_one_line_and_nothing_is_left(tmp_path):
 def test_a_gpus_trace_without_kernels_says_what_to_set():
     hidden = Trace("Nvidia GPU (Hopper)", 0.001, (), False)
     assert "--xla_gpu_enable_command_buffer=" in hidden.missing_rows
+
+
+class Device:
+    """What is asked of a device while steps run: bytes in use at most, and how many there are."""
+
+    platform, device_kind = "gpu", "NVIDIA H200"
+
+    def __init__(self, limit, *peaks):
+        self.limit, self.peaks = limit, iter(peaks)
+
+    def memory_stats(self):
+        return {"bytes_limit": self.limit}
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Times a case on the CPU, as if on a device with so many bytes that says these peaks in turn."""
+    from mla_bench import timing
+
+    prepared = timing._prepared
+
+    def on_device(limit, *peaks, impl="reporting"):
+        device = Device(limit, *peaks)
+        monkeypatch.setattr(timing, "_prepared", lambda case: (*prepared(case)[:3], device))
+        monkeypatch.setattr(timing, "_peak", lambda device: next(device.peaks))
+        model = MODELS["deepseek-v3.2"]
+        return time_case(Case(model, "indexer", "forward", 4, target="local", impl=f"{__file__}:{impl}"), 0.2)
+
+    return on_device
+
+
+def test_a_devices_peak_is_that_of_one_step_and_not_of_the_timing(on_device):
+    fields, remark = on_device(2**30, 100, 5000)
+    assert fields["device_peak_bytes"] == 5000
+    assert "peak" not in remark
+    assert len(set(json.loads(SEEN[-1]))) == 2
+
+
+def test_a_peak_of_the_compile_is_no_peak_of_the_step(on_device):
+    fields, remark = on_device(2**30, 5000, 5000)
+    assert fields["device_peak_bytes"] is None
+    assert "the device's own peak is of the compile" in remark
+
+
+def test_where_there_is_no_room_for_other_arguments_the_same_are_used_and_it_is_said(on_device):
+    fields, remark = on_device(5000 + 63, 100, 5000)  # one float less than the 16 of the argument
+    assert "the device has no room for others" in remark
+    assert len(set(json.loads(SEEN[-1]))) == 1
+    assert fields["step_time_s"] > 0
+    _, remark = on_device(5000 + 64, 100, 5000)
+    assert "no room" not in remark
+
+
+def test_a_device_out_of_memory_is_a_result_and_a_cpus_is_none(monkeypatch):
+    import jax
+
+    from mla_bench import timing
+
+    def starve(case, budget_s):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 64.00GiB."
+        )
+
+    monkeypatch.setattr(timing, "_timed", starve)
+    case = Case(MODELS["deepseek-v3.2"], "indexer", "forward", 4, target="local")
+    monkeypatch.setattr(timing, "local_devices", lambda: [Device(2**30)])
+    fields, _ = time_case(case, 0.2)
+    assert (fields["status"], fields["oom_kind"], fields["fits"]) == ("oom", "device", False)
+    assert fields["oom_needed_bytes"] == 64 * 2**30
+    monkeypatch.undo()
+    monkeypatch.setattr(timing, "_timed", starve)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        time_case(case, 0.2)
+
+
+def test_steps_overrule_a_prediction_and_a_device_the_compiler(make):
+    from mla_bench.record import Record
+
+    predicted = Record(**make.predicted(make.case(target="h200"), 120))
+    ran = predicted.with_steps({"step_time_s": 0.1, "step_time_source": "measured"}, "noisy")
+    assert (ran.status, ran.oom_kind, ran.fits, ran.error) == ("ok", None, True, None)
+    assert ran.note == "it ran, though its total is above the limit; noisy"
+    assert predicted.with_steps({}, "not timed: x").status == "oom"
+    fits = Record(**make.ok(make.case(target="h200"), 90))
+    starved = fits.with_steps({"status": "oom", "oom_kind": "device", "fits": False}, "")
+    assert (starved.status, starved.hbm_total_bytes) == ("oom", fits.hbm_total_bytes)
+
+
+def test_large_random_values_begin_again_without_two_equal_rows():
+    import numpy as np
+
+    from mla_bench.inputs import random_value
+
+    value = random_value(np.random.default_rng(0), "0.q", (48, 512, 192), np.dtype("float32"))
+    assert value.size > 2**22
+    assert len(np.unique(value.reshape(-1, 192)[:, :4], axis=0)) == 48 * 512
+    assert abs(float(value.std()) - 1) < 0.01

@@ -385,7 +385,7 @@ def _figures(comparison: Comparison, lines: Sequence[Line]) -> str:
     sources = dict.fromkeys(source for line in lines if (source := line.after.hbm_source))
     said = ["HBM total of one device" + (f", from {' and '.join(sources)}" if sources else "")]
     packages = [
-        f"{name} {' and '.join(seen)}"
+        " and ".join(seen) if name == CUDA else f"{name} {' and '.join(seen)}"
         for name in ("libtpu", CUDA, "jax")
         if (seen := comparison.after.seen(name)) and comparison.before.seen(name) == seen
     ]
