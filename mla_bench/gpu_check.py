@@ -320,7 +320,8 @@ def _facts(card: Mapping[str, Any], config: str, seconds: float) -> list[str]:
     return [
         f"Predicted: compiled in a process that sees no GPU, for the target configuration {config}. "
         "Measured: on the device, preallocation off; its peak is `memory_stats()['peak_bytes_in_use']` after "
-        "one step, the step the median of timed ones.",
+        "one step, the step the median of timed ones. jax's allocator counts whole chunks of memory, each of "
+        "which may be up to 128 MiB larger than what was asked for.",
         "",
         f"- device: {card['device_kind']}" + (f", {limit} GiB for a program" if limit else ""),
         f"- versions: {versions}; Python {sys.version.split()[0]}",
@@ -331,9 +332,10 @@ def _facts(card: Mapping[str, Any], config: str, seconds: float) -> list[str]:
 
 def _line(pair: Pair) -> str:
     predicted, measured = pair.predicted or {}, pair.measured or {}
+    total, peak = predicted.get("hbm_total_bytes"), measured.get("device_peak_bytes")
     figures = [
-        f"{format_gib(predicted.get('hbm_total_bytes')) or predicted.get('status')} GiB predicted",
-        f"{format_gib(measured.get('device_peak_bytes')) or measured.get('status')} GiB there",
+        f"{format_gib(total)} GiB predicted" if total else f"predicted: {predicted.get('status')}",
+        f"{format_gib(peak)} GiB on the device" if peak else f"there: {measured.get('status')}",
     ]
     step = format_ms(measured.get("step_time_s"))
     return f"{pair.name}: {', '.join(figures)}{f', {step} ms a step' if step else ''}"

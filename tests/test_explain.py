@@ -262,7 +262,7 @@ def test_the_server_ends_with_an_interrupt_and_a_taken_port_is_one_line(run):
         port = address.rstrip("/").rpartition(":")[2]
         assert f"port {port} is taken" in one_line(mla_bench("view", run, "--port", port))
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_nothing_to_view_is_one_line(tmp_path, run):

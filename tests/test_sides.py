@@ -46,7 +46,8 @@ def test_the_parents_side_imports_nothing_heavy(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["worker", "serve", "graphs", "parity", "measure.memory", "measure.buffers"]
+    "module",
+    ["worker", "serve", "graphs", "parity", "timing", "gpu_check", "measure.memory", "measure.buffers"],
 )
 def test_the_workers_side_needs_nothing_of_the_parents(module):
     # flax brings some of them itself.
