@@ -118,7 +118,7 @@ def test_tpus_and_gpus_are_swept_together_into_one_table(tmp_path):
     records = read_records(tmp_path / "run")
     assert {record["status"] for record in records} == {"ok"}
     table = process.stdout.partition("HBM total of one device, GiB\n")[2]
-    rows = [line.split() for line in table.splitlines()[4:9]]
+    rows = [line.split() for line in table.splitlines()[3:8]]
     assert rows[0] == ["seq", "variant", "v5e", "h100", "mine.pbtxt"]
     totals = {(record["target"], record["head_chunk"]): record["hbm_total_bytes"] for record in records}
     shown = [format_gib(totals[target, 0]) for target in ("v5e", "h100", str(mine))]

@@ -310,8 +310,9 @@ def _dressed(sheet: Sheet) -> list["Text"]:
     for number, note in enumerate(sheet.notes, start=1):
         mark = f"{number} "
         notes += textwrap.wrap(mark + note, 80, subsequent_indent=" " * len(mark), break_on_hyphens=False)
-    said = [sheet.title, *sheet.facts, "", *lines[:2], rule, *lines[2:], *notes, ""]
-    return [Text(line, style="bold" if line in (sheet.title, *lines[:2]) else "") for line in said]
+    headings = [line for line in lines[:2] if line]  # where none has a unit there is one line of them
+    said = [sheet.title, *sheet.facts, "", *headings, rule, *lines[2:], *notes, ""]
+    return [Text(line, style="bold" if line in (sheet.title, *headings) else "") for line in said]
 
 
 def _marked_down(sheet: Sheet) -> list[str]:
