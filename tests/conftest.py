@@ -1,6 +1,7 @@
 """Shapes and dtypes in the graphs' annotations are checked at run time by every test that builds one."""
 
 import os
+import signal
 import tempfile
 
 from jaxtyping import install_import_hook
@@ -10,6 +11,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 # A mesh of up to 8 devices, in this process and in those of its children.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+
+# What a shell runs in the background ignores interrupts, and so would every process of a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 install_import_hook("mla_bench.graphs", "beartype.beartype")
 
