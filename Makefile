@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 TESTS ?=
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint bench atlas gpu-check clean
+.PHONY: demo test lint bench atlas gpu-check maxtext-env clean
 
 demo: $(READY)  ## what head chunking saves on one TPU v5p, as a table and plots in results/demo
 	rm -rf results/demo
@@ -36,6 +36,17 @@ atlas: $(READY)  ## the reference atlas in results/atlas: hours on two cores; ca
 # Runs with the packages of a machine with a GPU and jax for it: no virtual environment is made.
 gpu-check:  ## predicted against measured HBM on the GPU of this machine: eight minutes
 	$(PYTHON) -m mla_bench.gpu_check
+
+MAXTEXT = .venv-maxtext
+
+maxtext-env: $(MAXTEXT)/.ready  ## an environment with MaxText for --python, with PYTHON=python3.12
+
+$(MAXTEXT)/.ready: constraints-maxtext.txt
+	$(PYTHON) -m venv $(MAXTEXT)
+	$(MAXTEXT)/bin/python -m pip install --quiet --constraint constraints-maxtext.txt \
+	  'jax[tpu]' flax jaxtyping protobuf omegaconf packaging pathwaysutils jinja2 qwix aqtp tokamax
+	$(MAXTEXT)/bin/python -m pip install --quiet --constraint constraints-maxtext.txt --no-deps maxtext
+	touch $@
 
 clean:
 	rm -rf .venv .venv-*

@@ -16,7 +16,7 @@ MODES = ("forward", "train")
 ATTENTIONS = ("dot-product", "chunked")
 STAGES = ("sparse", "dense")
 DTYPES = ("bfloat16", "float32")
-BUILT_IN = "built-in"
+BUILT_IN, MAXTEXT = "built-in", "maxtext"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Case:
       mesh: (axis, devices) of each named axis over the target's devices: `cp` shards query rows, `dp`
         sequences, `tp` heads. Without any, the graph is one device's.
       xla_options: compile options, (key, value) in the order given.
-      impl: who builds the graph: `built-in`, or `module:function` or `file.py:function`.
+      impl: who builds the graph: `built-in`, `maxtext`, or `module:function` or `file.py:function`.
+      settings: of the implementation, (key, value) in the order given; the built-in one has none.
     """
 
     model: Model
@@ -56,6 +57,7 @@ class Case:
     mesh: Mesh = ()
     xla_options: tuple[tuple[str, str], ...] = ()
     impl: str = BUILT_IN
+    settings: tuple[tuple[str, str], ...] = ()
 
     @property
     def scanned_heads(self) -> dict[str, int]:
@@ -86,6 +88,7 @@ class Case:
             "model": self.model.name,
             "mesh": format_mesh(self.mesh),
             "xla_options": " ".join(f"{key}={value}" for key, value in self.xla_options),
+            "settings": " ".join(f"{key}={value}" for key, value in self.settings),
         }
 
     @property
@@ -94,7 +97,7 @@ class Case:
         point = [self.model.name, self.workload, self.mode, format_size(self.seq_len), self.target]
         cuts = {"chunk": self.head_chunk, "q-block": self.q_block, "mesh": format_mesh(self.mesh)}
         chunk = [f"{name}={value}" for name, value in cuts.items() if value]
-        options = [f"{key}={value}" for key, value in self.xla_options]
+        options = [f"{key}={value}" for key, value in (*self.settings, *self.xla_options)]
         return "/".join(point + chunk + differing(vars(self)) + options)
 
 

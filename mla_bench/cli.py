@@ -3,14 +3,16 @@
 import io
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mla_bench.errors import MlaBenchError, at
 
 if TYPE_CHECKING:
+    from mla_bench.engine.interpreter import Interpreter
     from mla_bench.engine.process import Limits
     from mla_bench.scenario import Scenario
 
@@ -81,7 +83,15 @@ _XlaOption = Annotated[
     _flag("Compile option, repeatable; the same key again sweeps it.", "--xla-option", metavar="KEY=VALUE"),
 ]
 _Impl = Annotated[
-    str | None, _flag("Your own graph: package.module:function or file.py:function.", metavar="IMPL")
+    str | None, _flag("Your own graph: package.module:function, file.py:function or maxtext.", metavar="IMPL")
+]
+_Settings = Annotated[
+    list[str] | None,
+    _flag(
+        "Of the implementation, any key of MaxText; repeatable; the same key again sweeps it.",
+        "--set",
+        metavar="KEY=VALUE",
+    ),
 ]
 _Out = Annotated[
     Path | None, _flag("Folder of the run; default results/<time>-<name>.", "--out", metavar="FOLDER")
@@ -109,6 +119,14 @@ _Timeout = Annotated[
 _MemoryPerJob = Annotated[
     str | None,
     _engine("Host memory that a case may take: 8g; default no limit.", "--memory-per-job", metavar="SIZE"),
+]
+_Python = Annotated[
+    Path | None,
+    _engine("Another Python for the workers, or its virtual environment.", "--python", metavar="EXE"),
+]
+_Path = Annotated[
+    list[Path] | None,
+    _engine("Folder first on the workers' path: a checkout; repeatable.", "--path", metavar="DIR"),
 ]
 _Executor = Annotated[
     str | None,
@@ -143,6 +161,7 @@ def sweep(
     mesh: _Mesh = None,
     xla_option: _XlaOption = None,
     impl: _Impl = None,
+    settings: _Settings = None,
     out: _Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Do what is missing or failed in the run of --out.")
@@ -151,6 +170,8 @@ def sweep(
     timeout: _Timeout = "30m",
     memory_per_job: _MemoryPerJob = None,
     executor: _Executor = None,
+    python: _Python = None,
+    path: _Path = None,
     time_budget: Annotated[
         str,
         typer.Option(
@@ -208,10 +229,18 @@ def sweep(
         raise MlaBenchError("--resume needs the folder of the run: --out FOLDER")
     run = Run(out or default_path(scenario.stem if scenario else "sweep"))
     begun = scenario_of(run.manifest()["scenario"]) if resume else None
-    asked = scenario or xla_option or target_config or any(value is not None for value in axes.values())
+    asked = (
+        scenario
+        or xla_option
+        or target_config
+        or settings
+        or any(value is not None for value in axes.values())
+    )
     chosen = begun
     if chosen is None or asked:
-        chosen = _scenario(scenario).override(**axes, xla_options=xla_option, target_config=target_config)
+        chosen = _scenario(scenario).override(
+            **axes, xla_options=xla_option, target_config=target_config, settings=settings
+        )
     cases = expand(chosen)
     if begun and set(cases) != set(expand(begun)):
         raise MlaBenchError(
@@ -219,27 +248,49 @@ def sweep(
             "with --out: what is compiled already comes from the cache"
         )
 
-    if executor is None:
+    interpreter, workers = _interpreter(python, path, run.manifest() if resume else {})
+    if executor is None and interpreter.executable is None:
         check_compilers(chosen.target)
+    if executor and workers:
+        raise MlaBenchError("--python and --path are of this machine's workers: leave out --executor")
     times = bool(budget_s) and any(case.target == LOCAL for case in cases)
     if times and (executor or jobs not in (None, 1)):
         raise MlaBenchError(
             "timed steps on local need the machine for themselves: leave out --jobs and --executor, or time "
             "none with --time-budget 0"
         )
-    workers = choose_executor(executor, 1 if times else jobs, limits.memory_bytes, len(cases))
+    pools = choose_executor(executor, 1 if times else jobs, limits.memory_bytes, len(cases))
 
     say = Output(quiet, as_json)
     # The workers first: a cluster that does not answer leaves no run behind.
-    with workers as pool, run.locked():
-        run.reopen(command) if resume else run.begin(command, plain(chosen), cases)
+    with pools as pool, run.locked():
+        run.reopen(command, workers) if resume else run.begin(command, plain(chosen), cases, workers)
         todo = run.missing(cases)
         say.plan(cases, todo)
         if as_json:
             say.records(record for record in run.records() if record["status"] not in FAILED)
         with kept_compiles(no_cache) as cache, interrupts() as caught:
-            interrupted = run_cases(say, run, Sweep(todo, pool, limits, cache, budget_s), caught)
+            sweep = Sweep(todo, pool, limits, cache, budget_s, interpreter)
+            interrupted = run_cases(say, run, sweep, caught)
         raise typer.Exit(render(say, run, interrupted))
+
+
+def _interpreter(
+    python: Path | None, path: list[Path] | None, manifest: Mapping[str, Any]
+) -> "tuple[Interpreter, dict[str, Any]]":
+    """What runs the workers, by flags or as the run to be resumed says, and what a manifest says of it."""
+    from mla_bench.engine.interpreter import HERE, find_interpreter, versions_of
+    from mla_bench.versions import installed_version
+
+    begun = manifest.get("interpreter") or {}
+    if python is None and begun.get("executable"):
+        python = Path(begun["executable"])
+    interpreter = find_interpreter(python, tuple(path or map(Path, begun.get("path", ()))))
+    if interpreter == HERE:
+        return interpreter, {}
+    versions = {"mla-bench": installed_version("mla-bench")} | versions_of(interpreter)
+    place = {"executable": interpreter.executable, "path": list(interpreter.path)}
+    return interpreter, {"versions": versions, "interpreter": place}
 
 
 def _use_fraction(text: str | None) -> None:
@@ -287,6 +338,7 @@ def fit(
     mesh: _Mesh = None,
     xla_option: _XlaOption = None,
     impl: _Impl = None,
+    settings: _Settings = None,
     margin: Annotated[
         str, typer.Option(help="Share of the HBM limit that must stay free.", metavar="PERCENT")
     ] = "0%",
@@ -327,6 +379,7 @@ def fit(
         impl=impl,
         xla_options=xla_option,
         target_config=target_config,
+        settings=settings,
     )
     _use_fraction(gpu_fraction)
     limits = _limits(timeout, memory_per_job)
@@ -341,6 +394,81 @@ def fit(
     raise typer.Exit(
         answer(
             question, run, ["mla-bench", *sys.argv[1:]], Output(quiet, as_json=False), limits, jobs, no_cache
+        )
+    )
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "mla-bench compare --repo . --before main --after my-branch --impl attn.py:build --seq 8k --chunk 0,8\n\n"
+    "mla-bench compare --repo ~/maxtext --before main --after WORKTREE --path src --impl maxtext "
+    "--workload mla --seq 4k --chunk 0,8 --python .venv-maxtext"
+)
+def compare(
+    repo: Annotated[Path, typer.Option(help="Your git repository; it is only read.", metavar="DIR")],
+    before: Annotated[str, typer.Option(help="Commit, branch or tag.", metavar="REV")],
+    after: Annotated[str, typer.Option(help="Another; WORKTREE is what is not committed.", metavar="REV")],
+    impl: _Impl = None,
+    settings: _Settings = None,
+    model: _Model = None,
+    workload: _Workload = None,
+    mode: _Mode = None,
+    seq: _Seq = None,
+    batch: _Batch = None,
+    chunk: _Chunk = None,
+    q_block: _QBlock = None,
+    attention: _Attention = None,
+    stage: _Stage = None,
+    dtype: _Dtype = None,
+    target: _Target = None,
+    mesh: _Mesh = None,
+    xla_option: _XlaOption = None,
+    gpu_fraction: _GpuFraction = None,
+    out: _Out = None,
+    jobs: _Jobs = None,
+    timeout: _Timeout = "30m",
+    memory_per_job: _MemoryPerJob = None,
+    python: _Python = None,
+    path: _Path = None,
+    no_cache: _NoCache = False,
+    quiet: _Quiet = False,
+) -> None:
+    """Sweep the same cases on two revisions of your repository, and report what changed."""
+    from mla_bench.comparing import Revisions, compare_revisions
+    from mla_bench.engine.interpreter import find_interpreter
+    from mla_bench.runs import default_path
+    from mla_bench.session import Output
+
+    axes = {
+        "model": model,
+        "workload": workload,
+        "mode": mode,
+        "seq": seq,
+        "batch": batch,
+        "chunk": chunk,
+        "q_block": q_block,
+        "attention": attention,
+        "stage": stage,
+        "dtype": dtype,
+        "target": target,
+        "impl": impl,
+    }
+    _use_fraction(gpu_fraction)
+
+    def asked() -> "Scenario":
+        return _scenario(None).override(**axes, mesh=mesh, xla_options=xla_option, settings=settings)
+
+    revisions = Revisions(repo, before, after, tuple(path or ()), find_interpreter(python))
+    raise typer.Exit(
+        compare_revisions(
+            revisions,
+            asked,
+            out or default_path("compare"),
+            ["mla-bench", *sys.argv[1:]],
+            Output(quiet, as_json=False),
+            _limits(timeout, memory_per_job),
+            jobs,
+            no_cache,
         )
     )
 

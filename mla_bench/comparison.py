@@ -29,6 +29,7 @@ GROUP = (
     "dtype",
     "xla_options",
     "impl",
+    "settings",
 )
 PAIR = (*GROUP, "seq_len")
 CASE = (*PAIR, "q_block", "head_chunk")
@@ -36,7 +37,7 @@ CASE = (*PAIR, "q_block", "head_chunk")
 SAME = 1.005  # below this a ratio reads 1.00×, and no one should act on it
 
 # Axes that may hold one value throughout one side and another throughout the other: the change itself, ...
-_THE_CHANGE = ("impl", "xla_options", "head_chunk", "q_block", "attention", "mesh", "stage")
+_THE_CHANGE = ("impl", "settings", "xla_options", "head_chunk", "q_block", "attention", "mesh", "stage")
 # ... or something that a difference is due to beside the code.
 _BESIDE_THE_CODE = ("target", "model", "dtype", "batch")
 
@@ -274,7 +275,7 @@ def largest(pairs: Iterable[Pair]) -> Pair | None:
 
 
 def _key(record: Known, axes: Sequence[str]) -> tuple:
-    return tuple(record.get(axis) for axis in axes)
+    return tuple(record.get(axis, "") for axis in axes)  # a baseline of an earlier version lacks some
 
 
 def _shared(before: Side, after: Side, axes: Sequence[str]) -> set[tuple]:

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from mla_bench.case import BUILT_IN, Case, Graph
+from mla_bench.case import BUILT_IN, MAXTEXT, Case, Graph
 from mla_bench.text import file_stem
 
 
 @cache
 def load_implementation(impl: str) -> Callable[[Case], Graph]:
-    """The function that builds graphs: `built-in`, `package.module:function` or `file.py:function`.
+    """The function that builds graphs: built in, of MaxText, `package.module:function` or `file.py:function`.
 
     Modules are found from the current folder too, and a file's neighbours from the file.
 
@@ -26,6 +26,10 @@ def load_implementation(impl: str) -> Callable[[Case], Graph]:
         from mla_bench.graphs import build
 
         return build
+    if impl == MAXTEXT:
+        from mla_bench import maxtext
+
+        return maxtext.build
     source, _, function = impl.rpartition(":")
     if source.endswith(".py"):
         return getattr(_load_file(Path(source)), function)

@@ -51,6 +51,7 @@ class Record:
     mesh: str
     xla_options: str
     impl: str
+    settings: str
     status: str
     error: str | None = None
     note: str | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,13 @@ FORMATS = ("md", "html", "csv")
 _TOP = 8  # changes of buffers that a report lists
 
 
-def write_report(run: Run, against: Run | None, form: str, out: Path | None) -> Path:
+def write_report(
+    run: Run,
+    against: Run | None,
+    form: str,
+    out: Path | None,
+    names: tuple[str, str] | None = None,
+) -> Path:
     """Writes the report of `run`, or of `run` before and `against` after, and its pictures; where it lies.
 
     Args:
@@ -31,13 +38,17 @@ def write_report(run: Run, against: Run | None, form: str, out: Path | None) -> 
       against: whose cases are those after.
       form: one of `FORMATS`.
       out: file to write; None is `report.<form>` in the folder of the last run.
+      names: of the two, where they are others than their folders.
 
     Raises:
       MlaBenchError: there is nothing to compare, or a run cannot be read.
       NotWrittenError: the disk does not take it.
     """
     last = against or run
-    comparison = between(side_of(run), side_of(against)) if against else within(side_of(run))
+    sides = [side_of(each) for each in (run, against) if each]
+    if names:
+        sides = [replace(side, name=name) for side, name in zip(sides, names, strict=True)]
+    comparison = between(*sides) if against else within(*sides)
     checked = last.parity()
     pair = _explained(run, last, comparison)
     faults = failures(checked)

@@ -28,10 +28,8 @@ from mla_bench.record import FAILED, SCHEMA, Record
 from mla_bench.targets import environment, parse_target
 from mla_bench.text import file_stem
 from mla_bench.verdict import Checked, ParityRow
-from mla_bench.versions import CUDA, CUDA_PLUGINS, VERSIONS, compiler_flags, installed_version
+from mla_bench.versions import PACKAGES, compiler_flags, installed_version
 
-# Of the plugins for CUDA each by its own name: what does not compile for a GPU does not depend on them.
-_PACKAGES = ("mla-bench", *(name for name in VERSIONS if name != CUDA), *CUDA_PLUGINS, "flax", "xprof")
 _MANIFEST = {"scenario", "cases", "versions", "compiler_flags"}  # what is read of it
 
 
@@ -59,8 +57,16 @@ class Run:
         finally:
             os.close(folder)
 
-    def begin(self, command: Sequence[str], scenario: Mapping[str, Any], cases: Sequence[Case]) -> None:
+    def begin(
+        self,
+        command: Sequence[str],
+        scenario: Mapping[str, Any],
+        cases: Sequence[Case],
+        workers: Mapping[str, Any] | None = None,
+    ) -> None:
         """Writes the manifest of a sweep over `cases`, the expansion of `scenario`.
+
+        `workers` is what a foreign interpreter adds: its `interpreter`, and its own `versions`.
 
         Raises:
           MlaBenchError: something is there already, or the place cannot be written.
@@ -72,16 +78,16 @@ class Run:
                     f"{self.path} is not empty; name another folder with --out, or remove it{hint}"
                 )
             self.records_path.touch()
-            self._write_manifest(_manifest(command, scenario, cases))
+            self._write_manifest(_manifest(command, scenario, cases) | dict(workers or {}))
 
-    def reopen(self, command: Sequence[str]) -> None:
+    def reopen(self, command: Sequence[str], workers: Mapping[str, Any] | None = None) -> None:
         """Readies a run that ended early, or with failures, for more records; a torn last line goes.
 
         Raises:
           MlaBenchError: the versions or the compiler's flags here are not the run's, a line is no record, or
             the place cannot be written.
         """
-        manifest, here = self.manifest(), _surroundings()
+        manifest, here = self.manifest(), _surroundings() | dict(workers or {})
         self.records()
         for kind in ("versions", "compiler_flags"):
             then, now = manifest[kind], here[kind]
@@ -271,8 +277,8 @@ class Run:
             return "another process"
 
 
-# What a record of schema 1 says without words.
-_SINCE_SCHEMA_1 = {"q_block": 0, "mesh": ""}
+# What a record of an earlier schema says without words.
+_SINCE = {"q_block": 0, "mesh": "", "settings": ""}
 
 
 def default_path(title: str) -> Path:
@@ -303,7 +309,7 @@ def _process() -> dict[str, Any]:
 
 def _surroundings() -> dict[str, Mapping[str, str | None]]:
     """What figures of one run have in common."""
-    packages = {name: installed_version(name) for name in _PACKAGES}
+    packages = {name: installed_version(name) for name in ("mla-bench", *PACKAGES)}
     return {
         "versions": {"python": platform.python_version()} | packages,
         "compiler_flags": compiler_flags(),
@@ -318,7 +324,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if not (isinstance(record, dict) and {"case_id", "status"} <= record.keys()):
         return None
-    return _SINCE_SCHEMA_1 | record
+    return _SINCE | record
 
 
 def _git_revision() -> str | None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mla_bench.case import ATTENTIONS, BUILT_IN, DTYPES, MODES, STAGES, Case
+from mla_bench.case import ATTENTIONS, BUILT_IN, DTYPES, MAXTEXT, MODES, STAGES, Case
 from mla_bench.errors import MlaBenchError, at, unknown_name
 from mla_bench.mesh import AXES, Mesh, format_mesh, parse_mesh
 from mla_bench.models import MODELS, WORKLOADS, Model, get_model, read_toml
@@ -25,9 +25,10 @@ from mla_bench.units import parse_size
 class Scenario:
     """The axes of a sweep; its cases are their product.
 
-    `target` holds canonical names, `impl` what `Case.impl` says, and `xla_options` the values of each
-    compile option. The rest is as in `Case`. `given` names the axes that a file or a flag gave: a default
-    gives way where a model or an implementation has no use for it, and what was given does not.
+    `target` holds canonical names, `impl` what `Case.impl` says, and `xla_options` and `settings` the values
+    of each compile option and of each key of an implementation. The rest is as in `Case`. `given` names the
+    axes that a file or a flag gave: a default gives way where a model or an implementation has no use for it,
+    and what was given does not.
     """
 
     model: tuple[Model, ...] = (MODELS["deepseek-v3.2"],)
@@ -44,6 +45,7 @@ class Scenario:
     mesh: tuple[Mesh, ...] = ((),)
     xla_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     impl: tuple[str, ...] = (BUILT_IN,)
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
 
     def override(
@@ -51,6 +53,7 @@ class Scenario:
         xla_options: Iterable[str] | None = None,
         mesh: Iterable[str] | None = None,
         target_config: Iterable[str] | None = None,
+        settings: Iterable[str] | None = None,
         **flags: str | None,
     ) -> "Scenario":
         """This scenario with the axes that flags give; None is a flag that was not given.
@@ -58,6 +61,7 @@ class Scenario:
         Args:
           xla_options: `key=value` each; a key that comes twice sweeps its values.
           mesh: a whole mesh each, such as `dp=2,cp=8`.
+          settings: `key=value` each, as of `xla_options`.
           target_config: files that are targets beside those of `target`, or alone.
           **flags: comma-separated values by field name.
 
@@ -76,6 +80,9 @@ class Scenario:
         if xla_options:
             with at("--xla-option"):
                 axes["xla_options"] = _xla_options(xla_options)
+        if settings:
+            with at("--set"):
+                axes["settings"] = _by_key(settings, "attention=flash")
         if mesh:
             with at("--mesh"):
                 axes["mesh"] = _values("mesh", mesh)
@@ -110,6 +117,7 @@ def parity_of(scenario: Scenario) -> Scenario:
         target=PARITY.target,
         mesh=tuple(dict.fromkeys(tuple((axis, 2) for axis, _ in mesh) for mesh in scenario.mesh)),
         xla_options={},
+        settings={},
     )
 
 
@@ -123,7 +131,7 @@ def load_scenario(path: Path) -> Scenario:
     Raises:
       MlaBenchError: the file cannot be read, or a key or value is unknown; the message names both.
     """
-    known = [*_PARSERS, "xla_options"]
+    known = [*_PARSERS, "xla_options", "settings"]
     axes: dict[str, Any] = {}
     for key, value in read_toml(path).items():
         with at(str(path)):
@@ -132,6 +140,8 @@ def load_scenario(path: Path) -> Scenario:
         with at(f"{path}: {key}"):
             if key == "xla_options":
                 axes[key] = _xla_options(_pairs(value))
+            elif key == "settings":
+                axes[key] = _by_key(_pairs(value), "attention=flash")
             else:
                 axes[key] = _values(key, [_beside(path, text) for text in _texts(value)])
     return Scenario(**axes, given=frozenset(axes))
@@ -185,10 +195,8 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
         "attention": scenario.attention,
         "stage": scenario.stage,
         "batch": scenario.batch,
-        "xla_options": [
-            tuple(zip(scenario.xla_options, values, strict=True))
-            for values in itertools.product(*scenario.xla_options.values())
-        ],
+        "settings": _points(scenario.settings),
+        "xla_options": _points(scenario.xla_options),
         "seq_len": scenario.seq,
         "q_block": scenario.q_block,
         "head_chunk": scenario.chunk,
@@ -197,6 +205,8 @@ def expand(scenario: Scenario) -> tuple[Case, ...]:
     cases = tuple(dict.fromkeys(_settled(Case(**point), scenario.given) for point in points))
     for case in cases:
         check(case)
+    if scenario.settings and not any(case.settings for case in cases):
+        raise MlaBenchError("--set is of an implementation: --impl maxtext, or your own")
     for name, place in (("attention", "mla"), ("stage", "indexer-loss and mla, of models with an indexer")):
         values = getattr(scenario, name)
         if not any(getattr(case, name) in values for case in cases):
@@ -238,11 +248,11 @@ def _name(kind: str, known: tuple[str, ...], text: str) -> str:
 def _impl(text: str) -> str:
     """`text`, if it has the form of an implementation; a module is left to the worker to import."""
     module, _, function = text.rpartition(":")
-    if text == BUILT_IN:
+    if text in (BUILT_IN, MAXTEXT):
         return text
     if not function.isidentifier() or not (module.endswith(".py") or re.fullmatch(r"\w+(\.\w+)*", module)):
         raise MlaBenchError(
-            f"{text!r} is no implementation; write package.module:function or file.py:function"
+            f"{text!r} is no implementation; write package.module:function, file.py:function or {MAXTEXT}"
         )
     if module.endswith(".py") and not Path(module).is_file():
         raise MlaBenchError(f"{text!r}: there is no file {module}")
@@ -268,17 +278,28 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def _xla_options(pairs: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Values by option, both in the order of `pairs`."""
+    """Values by compile option, both in the order of `pairs`."""
+    options = _by_key(pairs, "xla_tpu_scoped_vmem_limit_kib=65536")
+    for key in options:
+        if key.startswith("xla_dump_"):
+            raise MlaBenchError(f"{key} is mla-bench's own: it reads what the compiler dumps; leave it out")
+    return options
+
+
+def _by_key(pairs: Iterable[str], example: str) -> dict[str, tuple[str, ...]]:
+    """Values by key, both in the order of `pairs`."""
     options: dict[str, tuple[str, ...]] = {}
     for pair in pairs:
         key, _, value = (part.strip() for part in pair.partition("="))
         if not re.fullmatch(r"[A-Za-z]\w*", key) or not value:
-            example = "xla_tpu_scoped_vmem_limit_kib=65536"
             raise MlaBenchError(f"{pair!r} is no option; write key=value, such as {example}")
-        if key.startswith("xla_dump_"):
-            raise MlaBenchError(f"{key} is mla-bench's own: it reads what the compiler dumps; leave it out")
         options[key] = tuple(dict.fromkeys((*options.get(key, ()), value)))
     return options
+
+
+def _points(options: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, str], ...]]:
+    """Each choice of one value for each option."""
+    return [tuple(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
 
 
 def _pairs(table: Any) -> list[str]:
@@ -373,6 +394,7 @@ def _settled(case: Case, given: Container[str]) -> Case:
         attends, trains = "attention" in given, "stage" in given
     return replace(
         case,
+        settings=() if case.impl == BUILT_IN else case.settings,
         attention=case.attention if attends else ATTENTIONS[0],
         stage=case.stage if trains else STAGES[0],
     )

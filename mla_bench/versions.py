@@ -7,6 +7,8 @@ import re
 CUDA = "cuda"  # jax's plugin for CUDA, of which there are two
 VERSIONS = ("jax", "jaxlib", "libtpu", CUDA)  # that a figure depends on
 CUDA_PLUGINS = "jax-cuda12-pjrt", "jax-cuda13-pjrt"
+# Of the plugins each by its own name: what does not compile for a GPU does not depend on them.
+PACKAGES = (*(name for name in VERSIONS if name != CUDA), *CUDA_PLUGINS, "flax", "xprof")
 
 _COMPILER_FLAG = re.compile(r"XLA_FLAGS|LIBTPU_INIT_ARGS|JAX_\w+|XLA_(PYTHON_)?CLIENT_MEM_FRACTION")
 

@@ -122,7 +122,8 @@ def _compiled(
       Exception: whatever else the compiler raises.
     """
     with tempfile.TemporaryDirectory(prefix="mla-bench-") as scratch:
-        dump = {"xla_dump_to": scratch, "xla_dump_hlo_as_proto": True}
+        # All modules, whatever filter a graph or a user has set.
+        dump = {"xla_dump_to": scratch, "xla_dump_hlo_as_proto": True, "xla_dump_hlo_module_re": ".*"}
         start = time.perf_counter()
         try:
             compiled = lowered.compile(compiler_options=compile_options(case) | dump)

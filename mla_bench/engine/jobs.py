@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from mla_bench.engine.interpreter import HERE, Interpreter
 from mla_bench.engine.process import NO_LIMITS, Death, Limits, WorkerProcess
 from mla_bench.errors import MlaBenchError
 from mla_bench.units import GIB
@@ -44,6 +45,7 @@ class Job:
         must not reach another's figures.
       limits: on this call.
       alone: in a process of its own, which ends with it.
+      interpreter: that runs the process.
     """
 
     function: Callable[[Any], Any]
@@ -52,6 +54,7 @@ class Job:
     impl: str
     limits: Limits = NO_LIMITS
     alone: bool = False
+    interpreter: Interpreter = HERE
 
 
 class _Workers:
@@ -67,8 +70,8 @@ class _Workers:
         own = compiler_flags()  # of this machine, which give way to the job's
         environment = {name: value for name, value in os.environ.items() if name not in own}
         environment |= job.variables
-        key = (frozenset(environment.items()), job.impl, job.alone)
-        process = self._take(key, environment)
+        key = (frozenset(environment.items()), job.impl, job.alone, job.interpreter)
+        process = self._take(key, environment, job.interpreter)
         keep = False
         try:
             result = process.call(job.function, job.item, job.limits, _dask_cancelled())
@@ -84,14 +87,14 @@ class _Workers:
             if not keep:
                 process.close()
 
-    def _take(self, key: tuple, environment: Mapping[str, str]) -> WorkerProcess:
+    def _take(self, key: tuple, environment: Mapping[str, str], interpreter: Interpreter) -> WorkerProcess:
         """An idle process of this `key`, or a new one, in the place of an idle one of another key."""
         with self._lock:
             if not self._open:
                 raise CancelledError
             fitting = next((entry for entry in self._idle if entry[0] == key), None)
             leaving = fitting or (self._idle[0] if self._idle else None)
-            process = fitting[1] if fitting else WorkerProcess(environment)
+            process = fitting[1] if fitting else WorkerProcess(environment, interpreter)
             if leaving:
                 self._idle.remove(leaving)
             self._busy.add(process)

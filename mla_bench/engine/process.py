@@ -10,7 +10,6 @@ import pickle
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from mla_bench.engine.interpreter import HERE, Interpreter
 from mla_bench.units import format_bytes, format_seconds
 
 _STDERR_LINES, _STDERR_BYTES = 5, 2**16
@@ -62,21 +62,23 @@ class Death:
 class WorkerProcess:
     """A process that runs functions of this package, or of the user's, on items, one at a time."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        """Starts it with `variables`, and nothing else, in its environment."""
+    def __init__(self, variables: Mapping[str, str], interpreter: Interpreter = HERE) -> None:
+        """Starts it with `variables`, and nothing else but its path, in its environment."""
         self._scratch = tempfile.TemporaryDirectory(prefix="mla-bench-", ignore_cleanup_errors=True)
+        scratch = Path(self._scratch.name)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         reader, writer = os.pipe()
         self._replies = os.fdopen(reader, "rb")
         try:
             self._process = subprocess.Popen(
                 # -P: a file of the current folder that is named as a package must not hide it.
-                [sys.executable, "-P", "-m", "mla_bench.serve", str(writer), self._scratch.name],
+                [interpreter.command, "-P", "-m", "mla_bench.serve", str(writer), self._scratch.name],
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=(writer,),
-                env={**variables, "TMPDIR": self._scratch.name},
+                cwd=interpreter.folder,
+                env=interpreter.variables(variables, scratch) | {"TMPDIR": self._scratch.name},
                 # Its own group, so that its children go with it, and an interrupt is the parent's to handle.
                 start_new_session=True,
             )

@@ -13,6 +13,7 @@ import psutil
 
 from mla_bench.cache import Cache
 from mla_bench.case import Case
+from mla_bench.engine.interpreter import HERE, Interpreter
 from mla_bench.engine.jobs import Job, run_job
 from mla_bench.engine.process import NO_LIMITS, Death, Limits
 from mla_bench.record import PREDICTED, Record
@@ -41,6 +42,7 @@ class Sweep:
       cache: None for that of the machine on which a case runs.
       time_budget_s: for the timed steps of each case for `local`, which need the machine for themselves: then
         the executor runs one job at a time. 0 times none.
+      interpreter: that runs the worker processes.
       running: ids of the cases that are being worked on, and since when, by `time.monotonic`.
     """
 
@@ -49,6 +51,7 @@ class Sweep:
     limits: Limits = NO_LIMITS
     cache: Cache | None = None
     time_budget_s: float = 0.0
+    interpreter: Interpreter = HERE
     running: dict[str, float] = field(default_factory=dict)
 
     def results(
@@ -88,7 +91,7 @@ class Sweep:
             yield case, *_result(case, future)
 
     def _job(self, case: Case) -> Job:
-        return case_job(partial(run_case, cache=self.cache), case, self.limits)
+        return case_job(partial(run_case, cache=self.cache), case, self.limits, self.interpreter)
 
     def _timing(self, case: Case) -> Job | None:
         if not (self.time_budget_s and case.target == LOCAL):
@@ -96,13 +99,15 @@ class Sweep:
         seconds = _SLOWEST_STEPS * self.time_budget_s + _WARM_UP_S
         limits = replace(self.limits, seconds=min(seconds, self.limits.seconds or seconds))
         timing = partial(time_case, budget_s=self.time_budget_s)
-        return replace(case_job(timing, case, limits), alone=True)
+        return replace(case_job(timing, case, limits, self.interpreter), alone=True)
 
 
-def case_job(function: Callable[[Case], Any], case: Case, limits: Limits) -> Job:
+def case_job(
+    function: Callable[[Case], Any], case: Case, limits: Limits, interpreter: Interpreter = HERE
+) -> Job:
     """The job that calls `function` on `case`, with the variables of its target and this process's flags."""
     variables = compiler_flags() | environment(parse_target(case.target))
-    return Job(function, case, variables, case.impl, limits)
+    return Job(function, case, variables, case.impl, limits, interpreter=interpreter)
 
 
 def run_timed(job: Job, timing: Job | None) -> tuple[Record, bytes | None] | Death:

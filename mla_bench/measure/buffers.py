@@ -5,6 +5,7 @@ because the converter leaves out the thread-local ones (512 bytes each) that the
 """
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from mla_bench.units import MIB
 
 SPACES = HBM_SPACE, ONCHIP_SPACE = 0, 1
 HOST_SPACE = 5
+# Frames that say nothing of whose line it is; and an installed model, whose lines are what is asked for.
+_LIBRARY = re.compile(r"-packages/(jax|jaxlib|flax|numpy)/|/mla_bench/(worker|timing|maxtext)\.py")
+_MODELS = re.compile(r"-packages/maxtext/")
 PROFILE_SUFFIX = ".hlo_proto.pb"
 
 
@@ -176,10 +180,18 @@ def _buffer(entry: dict[str, Any]) -> Buffer:
 
 
 def _own_line(source: dict[str, Any]) -> str:
-    """`path:line` of the innermost frame that is no installed package's, or else of the innermost."""
-    for frame in source.get("stackFrame", "").splitlines():
-        if "-packages/" not in frame and not frame.startswith("<"):
-            return frame.rpartition(":")[0]  # without its column
+    """`path:line` of the innermost frame that is neither a library's nor this package's way to one.
+
+    Of those left over the first counts that is not installed, or else the first; without any the innermost.
+    """
+    frames = [
+        frame.rpartition(":")[0]  # without its column
+        for frame in source.get("stackFrame", "").splitlines()
+        if not (frame.startswith("<") or _LIBRARY.search(frame))
+    ]
+    models = [frame for frame in frames if "-packages/" in frame and _MODELS.search(frame)]
+    if found := models or [frame for frame in frames if "-packages/" not in frame] or frames:
+        return found[0]
     return f"{source['fileName']}:{source['lineNumber']}" if source.get("fileName") else ""
 
 

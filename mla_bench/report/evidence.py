@@ -48,7 +48,19 @@ _NAMED = 4  # cases that a sentence names
 _NOTABLE = 0.05  # growth of a step time that is worth saying
 
 # What a table of pairs may hold in common; targets stand side by side in one.
-_GRAPH = ("model", "workload", "mode", "mesh", "batch", "attention", "stage", "dtype", "xla_options", "impl")
+_GRAPH = (
+    "model",
+    "workload",
+    "mode",
+    "mesh",
+    "batch",
+    "attention",
+    "stage",
+    "dtype",
+    "xla_options",
+    "impl",
+    "settings",
+)
 
 
 @dataclass(frozen=True)

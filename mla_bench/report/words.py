@@ -101,7 +101,7 @@ def facts(group: Group, *, with_limit: bool = True) -> str:
     said += [f"{row.stage} stage"] if trained or row.stage != STAGES[0] else []
     said += [f"{row.attention} attention"] if row.workload == "mla" else []
     said += [f"impl {row.impl}"] if row.impl != BUILT_IN else []
-    said += [row.xla_options] if row.xla_options else []
+    said += list(filter(None, (row.settings, row.xla_options)))
     said += [f"limit {format_gib(group.limit)} GiB"] if group.limit and with_limit else []
     return " · ".join(said)
 
@@ -116,7 +116,7 @@ def provenance(group: Group) -> str:
 
 def details(row: Row) -> list[str]:
     """Parts of a group's name that differ from the defaults, as `name=value`."""
-    return differing(row._asdict()) + ([row.xla_options] if row.xla_options else [])
+    return differing(row._asdict()) + list(filter(None, (row.settings, row.xla_options)))
 
 
 def variant(row: Row) -> str:

@@ -4,6 +4,7 @@ Standard library alone at import; jax comes in where devices are asked for.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from mla_bench.errors import MlaBenchError
@@ -98,8 +99,12 @@ def devices_of(target: Target) -> list[Any]:
     Raises:
       MlaBenchError: the compiler for them is missing, or does not know them.
     """
-    if target.kind == LOCAL:
-        return local.local_devices()
+    return local.local_devices() if target.kind == LOCAL else _opened(target)
+
+
+@cache
+def _opened(target: Target) -> list[Any]:
+    """Devices that are always the same ones in a process, for a graph may name them too."""
     return (tpu if target.kind == "tpu" else gpu).topology_devices(target)
 
 
