@@ -248,7 +248,7 @@ def sweep(
             "with --out: what is compiled already comes from the cache"
         )
 
-    interpreter, workers = _interpreter(python, path, run.manifest() if resume else {})
+    interpreter, workers = _interpreter(python, path, chosen.impl, run.manifest() if resume else {})
     if executor is None and interpreter.executable is None:
         check_compilers(chosen.target)
     if executor and workers:
@@ -276,9 +276,10 @@ def sweep(
 
 
 def _interpreter(
-    python: Path | None, path: list[Path] | None, manifest: Mapping[str, Any]
+    python: Path | None, path: list[Path] | None, impls: tuple[str, ...], manifest: Mapping[str, Any]
 ) -> "tuple[Interpreter, dict[str, Any]]":
     """What runs the workers, by flags or as the run to be resumed says, and what a manifest says of it."""
+    from mla_bench.case import MAXTEXT
     from mla_bench.engine.interpreter import HERE, find_interpreter, versions_of
     from mla_bench.versions import installed_version
 
@@ -286,9 +287,9 @@ def _interpreter(
     if python is None and begun.get("executable"):
         python = Path(begun["executable"])
     interpreter = find_interpreter(python, tuple(path or map(Path, begun.get("path", ()))))
-    if interpreter == HERE:
+    if interpreter == HERE and MAXTEXT not in impls:
         return interpreter, {}
-    versions = {"mla-bench": installed_version("mla-bench")} | versions_of(interpreter)
+    versions = {"mla-bench": installed_version("mla-bench")} | versions_of(interpreter, impls)
     place = {"executable": interpreter.executable, "path": list(interpreter.path)}
     return interpreter, {"versions": versions, "interpreter": place}
 

@@ -127,7 +127,7 @@ def _readied(
     workers = {
         "git": revision.name,
         "interpreter": {"executable": interpreter.executable, "path": list(map(str, revisions.path))},
-        "versions": {"mla-bench": installed_version("mla-bench")} | versions_of(interpreter),
+        "versions": {"mla-bench": installed_version("mla-bench")} | versions_of(interpreter, scenario.impl),
     }
     return _Side(revision, Run(out / tree.name), scenario, expand(scenario), interpreter, workers)
 

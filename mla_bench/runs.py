@@ -28,7 +28,7 @@ from mla_bench.record import FAILED, SCHEMA, Record
 from mla_bench.targets import environment, parse_target
 from mla_bench.text import file_stem
 from mla_bench.verdict import Checked, ParityRow
-from mla_bench.versions import PACKAGES, compiler_flags, installed_version
+from mla_bench.versions import CUDA_PLUGINS, PACKAGES, compiler_flags, installed_version
 
 _MANIFEST = {"scenario", "cases", "versions", "compiler_flags"}  # what is read of it
 
@@ -92,7 +92,8 @@ class Run:
         for kind in ("versions", "compiler_flags"):
             then, now = manifest[kind], here[kind]
             for name in dict.fromkeys((*then, *now)):
-                if name not in ("python", "mla-bench") and then.get(name) != now.get(name):
+                known = name in then or name not in CUDA_PLUGINS  # older runs, of TPUs, say nothing of them
+                if known and name not in ("python", "mla-bench") and then.get(name) != now.get(name):
                     raise MlaBenchError(
                         f"{self.path} was begun with {name} {then.get(name)}, here is {now.get(name)}: their "
                         "figures do not belong into one run; name another folder with --out"

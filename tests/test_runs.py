@@ -98,7 +98,7 @@ def test_a_run_is_resumed_with_its_own_versions_alone(run, monkeypatch):
 def test_records_of_before_q_blocks_and_meshes_are_read(run):
     old = {"case_id": CASES[0].case_id, "status": "ok", "head_chunk": 0}
     run.records_path.write_text(json.dumps(old) + "\n")
-    assert run.records() == [{**old, "q_block": 0, "mesh": ""}]
+    assert run.records() == [{**old, "q_block": 0, "mesh": "", "settings": ""}]
 
 
 def test_a_case_is_named_by_what_differs_from_the_defaults():

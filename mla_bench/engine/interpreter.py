@@ -8,13 +8,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 import mla_bench
-from mla_bench.case import BUILT_IN
+from mla_bench.case import BUILT_IN, MAXTEXT
 from mla_bench.errors import MlaBenchError
 from mla_bench.text import one_line
 from mla_bench.versions import PACKAGES, installed_version
@@ -93,17 +93,26 @@ def find_interpreter(python: Path | None, path: tuple[Path, ...] = ()) -> Interp
     return Interpreter(str(found.absolute()), folders)
 
 
-def versions_of(interpreter: Interpreter) -> dict[str, str | None]:
+def versions_of(interpreter: Interpreter, impls: Iterable[str] = ()) -> dict[str, str | None]:
     """Versions that its workers have; it is started for that.
 
     Raises:
-      MlaBenchError: they lack a package, have one that is too old, or do not come up.
+      MlaBenchError: they lack a package, one that `impls` need among them, have one that is too old, or do
+        not come up.
     """
     from mla_bench.engine.jobs import Job, local_executor, run_job
     from mla_bench.engine.process import Death, Limits
 
     variables = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
-    job = Job(look_around, None, variables, BUILT_IN, Limits(_ANSWER_S), alone=True, interpreter=interpreter)
+    job = Job(
+        look_around,
+        MAXTEXT in impls,
+        variables,
+        BUILT_IN,
+        Limits(_ANSWER_S),
+        alone=True,
+        interpreter=interpreter,
+    )
     with local_executor(1) as executor:
         found = executor.submit(run_job, job).result()
     if isinstance(found, Death):
@@ -111,8 +120,8 @@ def versions_of(interpreter: Interpreter) -> dict[str, str | None]:
     return found
 
 
-def look_around(_: None) -> dict[str, str | None]:
-    """Versions in the process that this is called in; a worker's side.
+def look_around(with_maxtext: bool) -> dict[str, str | None]:
+    """Versions in the process that this is called in, on request MaxText's too; a worker's side.
 
     Raises:
       MlaBenchError: a package that workers need cannot be imported, or jax is too old.
@@ -127,4 +136,11 @@ def look_around(_: None) -> dict[str, str | None]:
 
     if jax.__version_info__ < _OLDEST_JAX:
         raise MlaBenchError(f"{sys.executable} has jax {jax.__version__}; 0.10 or newer works")
-    return {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
+    found = {"maxtext": installed_version("maxtext")} if with_maxtext else {}
+    if with_maxtext:
+        from mla_bench.maxtext import check
+
+        check()
+    return (
+        found | {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
+    )
