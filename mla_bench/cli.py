@@ -97,6 +97,29 @@ _Out = Annotated[
     Path | None, _flag("Folder of the run; default results/<time>-<name>.", "--out", metavar="FOLDER")
 ]
 _ENGINE, _SHOWN = "How it runs", "What is shown"
+# Flags that are axes of a sweep, each a parameter of the commands that have it.
+_AXES = (
+    "model",
+    "workload",
+    "mode",
+    "seq",
+    "batch",
+    "chunk",
+    "q_block",
+    "mesh",
+    "attention",
+    "stage",
+    "dtype",
+    "target",
+    "impl",
+)
+
+
+def _axes(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's `parameters` those that are axes, by name."""
+    return {name: parameters[name] for name in _AXES if name in parameters}
+
+
 _NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Neither read nor fill the cache.", rich_help_panel=_ENGINE)
 ]
@@ -205,21 +228,7 @@ def sweep(
     from mla_bench.units import parse_seconds
 
     command = ["mla-bench", *sys.argv[1:]]
-    axes = {
-        "model": model,
-        "workload": workload,
-        "mode": mode,
-        "seq": seq,
-        "batch": batch,
-        "chunk": chunk,
-        "q_block": q_block,
-        "attention": attention,
-        "stage": stage,
-        "dtype": dtype,
-        "target": target,
-        "mesh": mesh,
-        "impl": impl,
-    }
+    axes = _axes(locals())
     _use_fraction(gpu_fraction)
     limits = _limits(timeout, memory_per_job)
     budget_s = 0.0 if time_budget.strip() in ("0", "0s") else parse_seconds(time_budget)
@@ -280,8 +289,7 @@ def _interpreter(
 ) -> "tuple[Interpreter, dict[str, Any]]":
     """What runs the workers, by flags or as the run to be resumed says, and what a manifest says of it."""
     from mla_bench.case import MAXTEXT
-    from mla_bench.engine.interpreter import HERE, find_interpreter, versions_of
-    from mla_bench.versions import installed_version
+    from mla_bench.engine.interpreter import HERE, described, find_interpreter
 
     begun = manifest.get("interpreter") or {}
     if python is None and begun.get("executable"):
@@ -289,9 +297,7 @@ def _interpreter(
     interpreter = find_interpreter(python, tuple(path or map(Path, begun.get("path", ()))))
     if interpreter == HERE and MAXTEXT not in impls:
         return interpreter, {}
-    versions = {"mla-bench": installed_version("mla-bench")} | versions_of(interpreter, impls)
-    place = {"executable": interpreter.executable, "path": list(interpreter.path)}
-    return interpreter, {"versions": versions, "interpreter": place}
+    return interpreter, described(interpreter, impls)
 
 
 def _use_fraction(text: str | None) -> None:
@@ -365,22 +371,7 @@ def fit(
     from mla_bench.units import parse_percent, parse_size
 
     chosen = FIT.override(
-        model=model,
-        workload=workload,
-        mode=mode,
-        seq=seq,
-        batch=batch,
-        chunk=chunk,
-        q_block=q_block,
-        attention=attention,
-        stage=stage,
-        dtype=dtype,
-        target=target,
-        mesh=mesh,
-        impl=impl,
-        xla_options=xla_option,
-        target_config=target_config,
-        settings=settings,
+        **_axes(locals()), xla_options=xla_option, target_config=target_config, settings=settings
     )
     _use_fraction(gpu_fraction)
     limits = _limits(timeout, memory_per_job)
@@ -440,24 +431,11 @@ def compare(
     from mla_bench.runs import default_path
     from mla_bench.session import Output
 
-    axes = {
-        "model": model,
-        "workload": workload,
-        "mode": mode,
-        "seq": seq,
-        "batch": batch,
-        "chunk": chunk,
-        "q_block": q_block,
-        "attention": attention,
-        "stage": stage,
-        "dtype": dtype,
-        "target": target,
-        "impl": impl,
-    }
+    axes = _axes(locals())
     _use_fraction(gpu_fraction)
 
     def asked() -> "Scenario":
-        return _scenario(None).override(**axes, mesh=mesh, xla_options=xla_option, settings=settings)
+        return _scenario(None).override(**axes, xla_options=xla_option, settings=settings)
 
     revisions = Revisions(repo, before, after, tuple(path or ()), find_interpreter(python))
     raise typer.Exit(
@@ -512,20 +490,7 @@ def parity(
 
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
         raise MlaBenchError(f"--tolerance: {tolerance} is no bound; write a number from 0 on, such as 1e-5")
-    axes = {
-        "model": model,
-        "workload": workload,
-        "mode": mode,
-        "seq": seq,
-        "batch": batch,
-        "chunk": chunk,
-        "q_block": q_block,
-        "mesh": mesh,
-        "attention": attention,
-        "stage": stage,
-        "dtype": dtype,
-        "impl": impl,
-    }
+    axes = _axes(locals())
     kept = Run(run) if run else None
     if kept and (given := [name for name, value in axes.items() if value is not None]):
         flag = given[0].replace("_", "-")

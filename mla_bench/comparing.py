@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from mla_bench.case import Case
-from mla_bench.engine.interpreter import HERE, Interpreter, versions_of
+from mla_bench.engine.interpreter import HERE, Interpreter, described
 from mla_bench.engine.jobs import choose_executor
 from mla_bench.engine.process import Limits
 from mla_bench.engine.sweep import Sweep
 from mla_bench.errors import MlaBenchError
+from mla_bench.record import FAILED
 from mla_bench.reporting import write_report
 from mla_bench.revisions import Revision, find_revision, write_tree
 from mla_bench.runs import Run
 from mla_bench.scenario import Scenario, expand, plain
 from mla_bench.session import Output, interrupts, kept_compiles, rewrite, run_cases
 from mla_bench.targets import check_compilers
-from mla_bench.versions import installed_version
 
 _TREES = ".trees"
 
@@ -98,7 +98,7 @@ def compare_revisions(
     written = write_report(runs[0], runs[1], "md", out / "report.md", names=(names[0], names[1]))
     say.result(written.read_text(encoding="utf-8"), whole=True)
     say.result(f"Written to {out}: both runs and report.md", whole=True)
-    failed = any(record["status"] not in ("ok", "oom") for run in runs for record in run.records())
+    failed = any(record["status"] in FAILED for run in runs for record in run.records())
     return 1 if failed else 0
 
 
@@ -124,11 +124,9 @@ def _readied(
         scenario = asked()
     if interpreter.executable is None:
         check_compilers(scenario.target)
-    workers = {
-        "git": revision.name,
-        "interpreter": {"executable": interpreter.executable, "path": list(map(str, revisions.path))},
-        "versions": {"mla-bench": installed_version("mla-bench")} | versions_of(interpreter, scenario.impl),
-    }
+    # The tree is gone when somebody reads this: its folders are told as the user named them.
+    as_named = replace(revisions.interpreter, path=tuple(map(str, revisions.path)))
+    workers = described(interpreter, scenario.impl, as_named) | {"git": revision.name}
     return _Side(revision, Run(out / tree.name), scenario, expand(scenario), interpreter, workers)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import mla_bench
 from mla_bench.case import BUILT_IN, MAXTEXT
@@ -118,6 +119,21 @@ def versions_of(interpreter: Interpreter, impls: Iterable[str] = ()) -> dict[str
     if isinstance(found, Death):
         raise MlaBenchError(f"{interpreter.command} runs no workers: {found.words}")
     return found
+
+
+def described(
+    interpreter: Interpreter, impls: Iterable[str] = (), told: Interpreter | None = None
+) -> dict[str, Any]:
+    """What a run's manifest says of its workers: their versions, and the interpreter or what is `told` of it.
+
+    Raises:
+      MlaBenchError: as `versions_of`.
+    """
+    told = told or interpreter
+    return {
+        "versions": {"mla-bench": installed_version("mla-bench")} | versions_of(interpreter, impls),
+        "interpreter": {"executable": told.executable, "path": list(told.path)},
+    }
 
 
 def look_around(with_maxtext: bool) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from mla_bench.comparison import (
     FAILS,
     FITS_NO_MORE,
     FITS_NOW,
+    GROUP,
     LESS,
     MORE,
     NEITHER_FITS,
@@ -47,20 +48,9 @@ _UNCHANGED = 4  # rank of a line that says that nothing changed
 _NAMED = 4  # cases that a sentence names
 _NOTABLE = 0.05  # growth of a step time that is worth saying
 
-# What a table of pairs may hold in common; targets stand side by side in one.
-_GRAPH = (
-    "model",
-    "workload",
-    "mode",
-    "mesh",
-    "batch",
-    "attention",
-    "stage",
-    "dtype",
-    "xla_options",
-    "impl",
-    "settings",
-)
+# What a table of pairs may hold in common, in the order of its columns; targets stand side by side in one.
+_FIRST = ("model", "workload", "mode")
+_GRAPH = (*_FIRST, *(axis for axis in GROUP if axis not in (*_FIRST, "target")))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from mla_bench.errors import MlaBenchError
 from mla_bench.targets import gpu, local, tpu
 from mla_bench.targets.cards import CARDS, Card, memory_fraction
 from mla_bench.targets.chips import CHIPS, Chip
@@ -88,8 +87,7 @@ def check_compilers(targets: Iterable[str]) -> None:
     """
     for name in targets:
         if parse_target(name).kind == "gpu":
-            if remedy := gpu.missing_compiler():
-                raise MlaBenchError(f"target {name!r} needs jax's CUDA plugin: {remedy}")
+            gpu.check_compiler(name)
             memory_fraction()
 
 

@@ -66,11 +66,17 @@ def compile_options() -> dict[str, str]:
     return {"xla_gpu_autotune_level": "0"}
 
 
-def missing_compiler() -> str:
-    """What to install before anything compiles for a GPU; empty where it is there."""
-    if installed_version(CUDA):
-        return ""
-    return 'pip install "mla-bench[cuda]" (jax\'s plugin with the compiler; no GPU and no CUDA toolkit)'
+def check_compiler(name: str) -> None:
+    """Refuses the target `name` where nothing installed compiles for a GPU.
+
+    Raises:
+      MlaBenchError: jax's CUDA plugin is not installed; the message says how to.
+    """
+    if not installed_version(CUDA):
+        raise MlaBenchError(
+            f'target {name!r} needs jax\'s CUDA plugin: pip install "mla-bench[cuda]" '
+            "(jax's plugin with the compiler; no GPU and no CUDA toolkit)"
+        )
 
 
 def topology_devices(target: Target) -> list[Any]:
@@ -83,8 +89,7 @@ def topology_devices(target: Target) -> list[Any]:
 
     if not isinstance(card := target.chip, Card):
         raise MlaBenchError(f"target {target.name!r} is no GPU")
-    if remedy := missing_compiler():
-        raise MlaBenchError(f"target {target.name!r} needs jax's CUDA plugin: {remedy}")
+    check_compiler(target.name)
     count = target.chips or 1
     hosts, cards = (1, count) if count <= _HOST else (count // _HOST, _HOST)
     try:
