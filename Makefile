@@ -34,7 +34,7 @@ atlas: $(READY)  ## the reference atlas in results/atlas: hours on two cores; ca
 	$(BIN)/python tests/atlas.py
 
 # Runs with the packages of a machine with a GPU and jax for it: no virtual environment is made.
-gpu-check:  ## predicted against measured HBM on the GPU of this machine: eight minutes
+gpu-check:  ## predicted against measured HBM on the GPU of this machine
 	$(PYTHON) -m mla_bench.gpu_check
 
 MAXTEXT = .venv-maxtext
