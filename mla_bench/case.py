@@ -131,8 +131,8 @@ class Graph:
         never presented as a saving.
       note: what a reader of the record must know, such as a part that was left out.
       donated: positions of the arguments whose memory `function` may take for its results.
-      partition: on a mesh, a `jax.sharding.PartitionSpec` for each leaf of `arguments`, in the same trees;
-        empty where every device has all of them.
+      partition: on a mesh, a `jax.sharding.PartitionSpec` for each leaf of `arguments`, in the same trees, or
+        a whole sharding on a mesh of the implementation's own; empty where every device has all of them.
     """
 
     function: Callable[..., Mapping[str, Any]]

@@ -3,9 +3,12 @@
 The modules, their configuration and their rules of sharding are those of the `maxtext` package in the
 worker's environment (`--python`), or of a checkout (`--path DIR/src`). A case says dimensions, length, batch,
 dtype, stage and head chunk (`mla_qk_head_chunk_size`); `--set key=value` reaches every other key of MaxText.
+On a mesh MaxText's `data`, `context` and `tensor` axes are the case's `dp`, `cp` and `tp`; parameters and
+activations lie on it as MaxText's own rules say, and what is gathered where is the partitioner's choice.
 Nothing is allocated.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -22,6 +25,7 @@ from mla_bench.units import format_bytes
 
 TESTED = ("0.2.5",)
 _BASE_MODEL = "deepseek3.2-671b"
+_AXES = {"dp": "data", "cp": "context", "tp": "tensor"}  # of a case's mesh, and of MaxText's
 
 
 def check() -> None:
@@ -47,8 +51,6 @@ def build(case: Case) -> Graph:
         raise MlaBenchError("MaxText has no indexer-loss apart from its layer; write --workload indexer,mla")
     if case.q_block:
         raise MlaBenchError("MaxText has no query blocks; leave out --q-block")
-    if case.mesh:
-        raise MlaBenchError("MaxText on a mesh is not offered here yet; leave out --mesh")
     if case.attention != "dot-product":
         raise MlaBenchError("MaxText's attention kernels are its own: --set attention=flash")
     maxtext = _modules()
@@ -58,7 +60,11 @@ def build(case: Case) -> Graph:
     function = _trained(forward, total) if case.mode == "train" else forward
     applies = case.seq_len > config.indexer_topk if config.use_indexer else False
     return Graph(
-        function, arguments, chunk_applies=applies or not case.head_chunk, note=_note(maxtext, config, case)
+        _by_rules(config, function) if case.mesh else function,
+        arguments,
+        chunk_applies=applies or not case.head_chunk,
+        note=_note(maxtext, config, case),
+        partition=_partition(maxtext, config, case, arguments) if case.mesh else (),
     )
 
 
@@ -69,6 +75,7 @@ class _MaxText:
         types = import_module("maxtext.common.common_types")
         self.base = Path(import_module("maxtext").__path__[0]) / "configs" / "base.yml"
         self.initialize = import_module("maxtext.configs.pyconfig").initialize
+        self.create_sharding = import_module("maxtext.utils.sharding").create_sharding
         self.layer = import_module("maxtext.layers.attention_mla").MLA
         self.attention_type, self.masked = types.AttentionType, types.DEFAULT_MASK_VALUE
 
@@ -154,18 +161,51 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _mesh(config: Any, case: Case) -> Any:
+    """MaxText's own mesh, all of its axes, over the devices that the case's mesh names."""
+    import jax
+
+    sizes = {_AXES[axis]: size for axis, size in case.mesh}
+    shape = tuple(sizes.get(axis, 1) for axis in config.mesh_axes)
+    devices = devices_of(parse_target(case.target))[: math.prod(shape)]
+    automatic = (jax.sharding.AxisType.Auto,) * len(shape)
+    return jax.make_mesh(shape, tuple(config.mesh_axes), automatic, devices=devices)
+
+
+def _by_rules(config: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, traced under MaxText's rules of sharding."""
+    from flax.core.spmd import logical_axis_rules
+
+    def ruled(*arguments: Any) -> Any:
+        with logical_axis_rules(config.logical_axis_rules):
+            return function(*arguments)
+
+    return ruled
+
+
+def _partition(maxtext: _MaxText, config: Any, case: Case, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """How MaxText's rules lay the arguments on its mesh, parameters by their own names."""
+    import jax
+    from flax import nnx
+    from flax.core.spmd import logical_axis_rules
+
+    mesh, rules = _mesh(config, case), config.logical_axis_rules
+    with logical_axis_rules(rules):
+        states = nnx.get_partition_spec(arguments[:2])
+    states = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), states)
+    rows = maxtext.create_sharding(mesh, ("activation_batch", "activation_length", None), rules)
+    return (*states, *[rows] * len(arguments[2:]))
+
+
 # A module's function, its abstract arguments, and what `train` sums of its outputs.
 _Part = tuple[Callable[..., dict[str, Any]], tuple[Any, ...], Callable[[dict[str, Any]], Any]]
 
 
 def _split(maxtext: _MaxText, config: Any, case: Case) -> tuple[Any, Any, Any]:
     """The layer without values: its structure, its parameters, and the rest of its state."""
-    import jax
-    import numpy as np
     from flax import nnx
 
-    devices = devices_of(parse_target(case.target))[:1]
-    mesh = jax.sharding.Mesh(np.array(devices).reshape((1,) * len(config.mesh_axes)), config.mesh_axes)
+    mesh = _mesh(config, case)
     shape = (case.batch, case.seq_len, config.emb_dim)
 
     def layer() -> Any:
@@ -296,6 +336,7 @@ def _note(maxtext: _MaxText, config: Any, case: Case) -> str:
     if dtypes[0] == dtypes[1]:
         return ""
     narrower = case.batch * case.seq_len**2 * (dtypes[0].itemsize - dtypes[1].itemsize)
+    narrower //= math.prod(size for axis, size in case.mesh if axis != "tp")  # heads are summed over in them
     return (
         f"MaxText's chunked indexer returns {dtypes[1]} scores, its native one {dtypes[0]}: each copy of "
         f"them takes {format_bytes(narrower)} less for that alone, and the selection is another"

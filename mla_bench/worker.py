@@ -246,7 +246,10 @@ def placed(graph: Graph, case: Case, devices: Sequence[Any]) -> tuple[Any, ...]:
         mesh = _mesh(case, devices)
         whole = [jax.sharding.PartitionSpec()] * len(leaves)
         specs = tree.flatten_up_to(graph.partition) if graph.partition else whole
-        shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in specs]
+        shardings = [
+            spec if isinstance(spec, jax.sharding.Sharding) else jax.sharding.NamedSharding(mesh, spec)
+            for spec in specs
+        ]
     else:
         shardings = [jax.sharding.SingleDeviceSharding(devices[0])] * len(leaves)
     return tree.unflatten(

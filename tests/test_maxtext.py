@@ -28,7 +28,10 @@ from maxtext.configs import pyconfig
 from maxtext.common.common_types import AttentionType
 from maxtext.layers.attention_mla import MLA
 
-def total(chunk, train):
+from flax.core.spmd import logical_axis_rules
+from maxtext.utils.sharding import create_sharding
+
+def total(chunk, train, cp=1):
     base = os.path.join(maxtext.__path__[0], "configs", "base.yml")
     c = pyconfig.initialize([
         "bare", base, "model_name=deepseek3.2-671b", "override_model_config=true", "run_name=bare",
@@ -39,10 +42,13 @@ def total(chunk, train):
         "kv_lora_rank=32", "qk_nope_head_dim=16", "qk_rope_head_dim=8", "v_head_dim=16",
         "indexer_n_heads=8", "indexer_head_dim=16", "indexer_topk=8",
     ])
-    device = topologies.get_topology_desc(
-        platform="tpu", topology_name="v5e:1x1", chips_per_host_bounds=(1, 1, 1)
-    ).devices[0]
-    mesh = jax.sharding.Mesh(np.array([device]).reshape((1,) * len(c.mesh_axes)), c.mesh_axes)
+    bounds = {1: ("1x1", (1, 1, 1)), 4: ("2x2", (2, 2, 1))}[cp]
+    devices = topologies.get_topology_desc(
+        platform="tpu", topology_name=f"v5e:{bounds[0]}", chips_per_host_bounds=bounds[1]
+    ).devices
+    sizes = tuple(cp if axis == "context" else 1 for axis in c.mesh_axes)
+    automatic = (jax.sharding.AxisType.Auto,) * len(sizes)
+    mesh = jax.make_mesh(sizes, tuple(c.mesh_axes), automatic, devices=devices)
     shape = (1, 64, c.emb_dim)
     layer = nnx.eval_shape(lambda: MLA(
         config=c, num_query_heads=c.num_query_heads, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim,
@@ -71,13 +77,22 @@ def total(chunk, train):
         value, gradients = jax.value_and_grad(loss)(params)
         return {"loss": value, "grad": gradients}
 
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    arguments = jax.tree.map(place, (params, rest, jax.ShapeDtypeStruct(shape, c.dtype)))
-    compiled = jax.jit(training if train else forward).lower(*arguments).compile()
+    x = jax.ShapeDtypeStruct(shape, c.dtype)
+    place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    if cp == 1:
+        alone = jax.sharding.SingleDeviceSharding(devices[0])
+        arguments = jax.tree.map(lambda leaf: place(leaf, alone), (params, rest, x))
+        compiled = jax.jit(training if train else forward).lower(*arguments).compile()
+    else:
+        with logical_axis_rules(c.logical_axis_rules):
+            named = nnx.get_named_sharding((params, rest), mesh)
+            names = ("activation_batch", "activation_length", None)
+            rows = create_sharding(mesh, names, c.logical_axis_rules)
+            arguments = (*jax.tree.map(place, (params, rest), named), place(x, rows))
+            compiled = jax.jit(training if train else forward).lower(*arguments).compile()
     return compiled.memory_analysis().total_allocation_bytes
 
-print([total(chunk, train) for train in (False, True) for chunk in (0, 4)])
+print([total(chunk, train) for train in (False, True) for chunk in (0, 4)] + [total(4, True, 4)])
 """
 
 
@@ -105,7 +120,14 @@ def test_totals_are_those_of_a_bare_script(swept, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     cases = [("mla", mode, chunk) for mode in ("forward", "train") for chunk in (0, 4)]
-    assert [records[case]["hbm_total_bytes"] for case in cases] == json.loads(done.stdout.splitlines()[-1])
+    *expected, on_a_mesh = json.loads(done.stdout.splitlines()[-1])
+    assert [records[case]["hbm_total_bytes"] for case in cases] == expected
+    flags = ("--workload", "mla", "--chunk", "4", "--target", "v5e:2x2", "--mesh", "cp=4", "--python", PYTHON)
+    process = mla_bench(*SWEEP, *flags, "--out", tmp_path / "mesh")
+    assert process.returncode == 0, process.stdout
+    (record,) = read_records(tmp_path / "mesh")
+    assert record["hbm_total_bytes"] == on_a_mesh
+    assert record["hbm_argument_bytes"] < records["mla", "train", 4]["hbm_argument_bytes"]
 
 
 @needs_maxtext
