@@ -639,7 +639,8 @@ def explain(
     cases = [read_case(kept, record) for record in chosen]
     for part in comparison(cases[0], cases[1], top) if against else explanation(cases[0], top):
         console.print(part)
-    console.print(f"\nMemory timeline: {write_timeline(cases, kept.path / 'plots')}", soft_wrap=True)
+    if any(each.hbm.timeline for each in cases):
+        console.print(f"\nMemory timeline: {write_timeline(cases, kept.path / 'plots')}", soft_wrap=True)
     if case is None and len(records) > 1:
         console.print(f"Of {len(records)} cases this needs most; name another, or two with --against.")
 

@@ -165,7 +165,7 @@ def _write_page(
     from mla_bench.report.plots import svg
 
     pictures = [(message, svg(draw)) for _, message, draw in _drawings(evidence, comparison)]
-    if pair:
+    if pair and any(case.hbm.timeline for case in pair):
         pictures.append((timeline_message(pair), svg(partial(draw_timeline, pair))))
     path.write_text(page(evidence, pictures), encoding="utf-8")
 

@@ -194,6 +194,8 @@ def draw_timeline(cases: Sequence[Explained]) -> "Figure":
         plots.label(axes, (0, limit), name, rise=7, color=plots.FAINT)
     for case, colour in zip(cases, (plots.INK, plots.CHUNK_COLOURS[0]), strict=False):
         sizes = [size / GIB for _, size in case.hbm.timeline]
+        if not sizes:  # its profile has none
+            continue
         places = [place / max(len(sizes) - 1, 1) for place in range(len(sizes))]
         axes.step(places, sizes, where="post", color=colour, linewidth=1.3)
         axes.fill_between(places, sizes, step="post", color=colour, alpha=0.12, linewidth=0)

@@ -122,6 +122,7 @@ def test_host_memory_claims_nothing_about_hbm(make):
 def test_out_of_memory_is_counted(make):
     assert "Of 8 cases 6 ended ok, 2 ran out of memory." in said(make.loss_on("v6e"))
     assert "Of 1 case 0 ended ok, 1 ran out of memory." in said([make.oom(make.case())])
+    assert "Of 1 case 0 ended ok, 1 would run out of memory." in said([make.predicted(make.case(), 99.0)])
 
 
 def test_nothing_to_compare_is_said(make):
