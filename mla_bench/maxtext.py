@@ -52,7 +52,7 @@ def build(case: Case) -> Graph:
     if case.q_block:
         raise MlaBenchError("MaxText has no query blocks; leave out --q-block")
     if case.attention != "dot-product":
-        raise MlaBenchError("MaxText's attention kernels are its own: --set attention=flash")
+        raise MlaBenchError("MaxText's attention kernels are its own; write --set attention=…")
     maxtext = _modules()
     config = _configuration(maxtext, case)
     parts = {"mla": _layer, "indexer": _indexer}
@@ -127,7 +127,8 @@ def _configuration(maxtext: _MaxText, case: Case) -> Any:
             ["mla-bench", str(maxtext.base), *(f"{key}={_written(value)}" for key, value in keys.items())]
         )
     except (Exception, SystemExit) as error:
-        words = one_line(f"{type(error).__name__}: {error}", 300)
+        # A validation's reason is on its third line, and what follows a bracket is the whole input.
+        words = one_line(" ".join(str(error).split()).partition(" [type=")[0])
         raise MlaBenchError(f"MaxText refuses this configuration: {words}") from error
     finally:  # it sets flags of XLA for its own dumps, which would keep out the one that is read here
         os.environ.clear()

@@ -167,6 +167,7 @@ def test_any_key_of_maxtext_can_be_set_and_is_swept(tmp_path):
     assert process.returncode == 1
     (record,) = read_records(tmp_path / "other")
     assert "MaxText refuses this configuration" in record["error"]
+    assert "nonsense" in record["error"]
 
 
 def test_without_maxtext_there_is_one_line(tmp_path):
