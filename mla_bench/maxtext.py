@@ -8,7 +8,6 @@ activations lie on it as MaxText's own rules say, and what is gathered where is 
 Nothing is allocated.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -19,7 +18,7 @@ from typing import Any
 from mla_bench.case import Case, Graph
 from mla_bench.errors import MlaBenchError
 from mla_bench.models import Model
-from mla_bench.targets import devices_of, parse_target
+from mla_bench.targets import device_mesh, devices_of, parse_target
 from mla_bench.text import one_line
 from mla_bench.units import format_bytes
 
@@ -164,13 +163,9 @@ def _written(value: Any) -> str:
 
 def _mesh(config: Any, case: Case) -> Any:
     """MaxText's own mesh, all of its axes, over the devices that the case's mesh names."""
-    import jax
-
     sizes = {_AXES[axis]: size for axis, size in case.mesh}
-    shape = tuple(sizes.get(axis, 1) for axis in config.mesh_axes)
-    devices = devices_of(parse_target(case.target))[: math.prod(shape)]
-    automatic = (jax.sharding.AxisType.Auto,) * len(shape)
-    return jax.make_mesh(shape, tuple(config.mesh_axes), automatic, devices=devices)
+    axes = tuple((axis, sizes.get(axis, 1)) for axis in config.mesh_axes)
+    return device_mesh(axes, devices_of(parse_target(case.target))[: case.mesh_size()])
 
 
 def _by_rules(config: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,14 +181,12 @@ def _by_rules(config: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _partition(maxtext: _MaxText, config: Any, case: Case, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """How MaxText's rules lay the arguments on its mesh, parameters by their own names."""
-    import jax
     from flax import nnx
     from flax.core.spmd import logical_axis_rules
 
     mesh, rules = _mesh(config, case), config.logical_axis_rules
     with logical_axis_rules(rules):
-        states = nnx.get_partition_spec(arguments[:2])
-    states = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), states)
+        states = nnx.get_named_sharding(arguments[:2], mesh)
     rows = maxtext.create_sharding(mesh, ("activation_batch", "activation_length", None), rules)
     return (*states, *[rows] * len(arguments[2:]))
 
@@ -337,7 +330,7 @@ def _note(maxtext: _MaxText, config: Any, case: Case) -> str:
     if dtypes[0] == dtypes[1]:
         return ""
     narrower = case.batch * case.seq_len**2 * (dtypes[0].itemsize - dtypes[1].itemsize)
-    narrower //= math.prod(size for axis, size in case.mesh if axis != "tp")  # heads are summed over in them
+    narrower //= case.mesh_size("dp", "cp")  # heads are summed over in them
     return (
         f"MaxText's chunked indexer returns {dtypes[1]} scores, its native one {dtypes[0]}: each copy of "
         f"them takes {format_bytes(narrower)} less for that alone, and the selection is another"

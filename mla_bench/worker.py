@@ -33,7 +33,7 @@ from mla_bench.measure.oom import OutOfMemory, parse_oom
 from mla_bench.measure.program import parse_program
 from mla_bench.mesh import format_mesh
 from mla_bench.record import BY_COMPILER, PREDICTED, SCHEMA, Record
-from mla_bench.targets import LOCAL, chip_of, devices_of, parse_target
+from mla_bench.targets import LOCAL, chip_of, device_mesh, devices_of, parse_target
 from mla_bench.targets import compile_options as target_options
 from mla_bench.targets.cards import Card, fraction_for
 from mla_bench.targets.chips import Chip
@@ -243,7 +243,7 @@ def placed(graph: Graph, case: Case, devices: Sequence[Any]) -> tuple[Any, ...]:
 
     leaves, tree = jax.tree.flatten(graph.arguments)
     if case.mesh:
-        mesh = _mesh(case, devices)
+        mesh = device_mesh(case.mesh, devices)
         whole = [jax.sharding.PartitionSpec()] * len(leaves)
         specs = tree.flatten_up_to(graph.partition) if graph.partition else whole
         shardings = [
@@ -256,14 +256,6 @@ def placed(graph: Graph, case: Case, devices: Sequence[Any]) -> tuple[Any, ...]:
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         for leaf, sharding in zip(leaves, shardings, strict=True)
     )
-
-
-def _mesh(case: Case, devices: Sequence[Any]) -> Any:
-    import jax
-
-    automatic = (jax.sharding.AxisType.Auto,) * len(case.mesh)
-    axes, sizes = zip(*case.mesh, strict=True)
-    return jax.make_mesh(sizes, axes, automatic, devices=devices)
 
 
 @contextmanager

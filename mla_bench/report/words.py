@@ -21,7 +21,7 @@ STEP_WORDS = {MEASURED: "measured", ESTIMATE: "estimate"}
 
 _ENDINGS = {
     "oom": "ran out of memory",
-    "predicted": "would run out of memory",
+    PREDICTED: "would run out of memory",
     "error": "failed",
     "crashed": "crashed",
     "timeout": "timed out",
@@ -311,7 +311,7 @@ def _same_peak(rows: Sequence[Row]) -> str:
 
 
 def _failures(rows: Sequence[Row]) -> str:
-    counts = Counter("predicted" if row.oom_kind == PREDICTED else row.status for row in rows)
+    counts = Counter(PREDICTED if row.oom_kind == PREDICTED else row.status for row in rows)
     failed = [f"{counts[status]} {words}" for status, words in _ENDINGS.items() if counts[status]]
     cases = "case" if len(rows) == 1 else "cases"
     return f"Of {len(rows)} {cases} {counts['ok']} ended ok, {', '.join(failed)}." if failed else ""

@@ -3,10 +3,11 @@
 Standard library alone at import; jax comes in where devices are asked for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
+from mla_bench.mesh import Mesh
 from mla_bench.targets import gpu, local, tpu
 from mla_bench.targets.cards import CARDS, Card, memory_fraction
 from mla_bench.targets.chips import CHIPS, Chip
@@ -98,6 +99,14 @@ def devices_of(target: Target) -> list[Any]:
       MlaBenchError: the compiler for them is missing, or does not know them.
     """
     return local.local_devices() if target.kind == LOCAL else _opened(target)
+
+
+def device_mesh(axes: Mesh, devices: Sequence[Any]) -> Any:
+    """A `jax.sharding.Mesh` of `devices`, as many as `axes` take, whose sharding the partitioner does."""
+    import jax
+
+    names, sizes = zip(*axes, strict=True)
+    return jax.make_mesh(sizes, names, (jax.sharding.AxisType.Auto,) * len(sizes), devices=devices)
 
 
 @cache
